@@ -1,0 +1,48 @@
+"""Fit the existence head of a trained run and write the run's averaged weights as a model folder.
+
+    python recipes/soundscapes/release.py [--run DIR] [--model DIR] [--bank DIR]
+"""
+
+import argparse
+import json
+import tomllib
+from pathlib import Path
+
+import torch
+
+from separator.calibration import CalibrationConfig, calibrate
+from separator.checkpoint import save_model
+from separator.datasets import Bank
+from separator.training import TrainingConfig, load_state, new_state
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    """Parse the command line, calibrate and save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", type=Path, nargs="?", default=HERE / "recipe.toml")
+    parser.add_argument("--mechanism", help="slot attention mechanism (default: the recipe's)")
+    parser.add_argument("--run", type=Path, help="run folder (default: runs/<recipe name> beside the recipe)")
+    parser.add_argument("--bank", type=Path, default=HERE.parents[1] / "data/soundscapes/bank")
+    parser.add_argument("--model", type=Path, default=HERE.parents[1] / "models/soundscapes")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    recipe = tomllib.loads(arguments.recipe.read_text())
+    name = arguments.recipe.stem
+    if arguments.mechanism:
+        recipe["network"]["mechanism"] = arguments.mechanism
+        name += f"_{arguments.mechanism}"
+    state = new_state(TrainingConfig.from_dict(recipe))
+    load_state(state, arguments.run or HERE / "runs" / name)
+    settings = CalibrationConfig(**recipe.get("calibration", {}))
+    banks = Bank(arguments.bank, "train"), Bank(arguments.bank, "validation")
+    network = state.average
+    network.config, accuracy = calibrate(network, *banks, settings)
+    facts = {"steps": state.step, "count_accuracy_validation": round(accuracy, 4)}
+    save_model(network, arguments.model, {"training": facts})
+    print(json.dumps({"model": str(arguments.model), "min_existence": network.config.min_existence, **facts}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""What the mechanisms share: the output, the parameters, and the loop that takes slots one after another."""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from separator.attention.order import FixedOrder, SlotOrder, processing_order
+from separator.attention.reading import Tokens, TokenState
+from separator.errors import SeparatorError
+
+SLOT_INIT_STD = 0.1
+UNTOUCHED = TokenState()
+
+Deplete = Callable[[TokenState, Tensor, Tensor], TokenState]
+
+
+class SlotAttentionOutput(NamedTuple):
+    """What a mechanism returns; only evidence depletion keeps `evidence`."""
+
+    slots: Tensor  # [B, S, D], by slot index
+    attn: Tensor  # [B, S, L], by slot index
+    evidence: list[Tensor] | None  # S + 1 tensors [B, L], by processing step
+
+
+class AffineMap(NamedTuple):
+    """The map x -> weight x + bias."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+class SlotAttention(nn.Module):
+    """The parameters of every GRU-based mechanism, created in one order: one seed gives all the same start.
+
+    Attributes:
+        init_noise: scale of the noise that makes the slots of a call differ, drawn in train() and in eval().
+            With 0 results need no seed, but only what earlier slots leave of the tokens tells slots apart.
+    """
+
+    def __init__(self, n_slots: int, d_model: int, n_iter: int) -> None:
+        super().__init__()
+        for name, value in (("n_slots", n_slots), ("d_model", d_model), ("n_iter", n_iter)):
+            if value < 1:
+                raise SeparatorError(f"{name}={value} is not positive; pass at least 1")
+        self.n_slots = n_slots
+        self.d_model = d_model
+        self.n_iter = n_iter
+        self.init_noise = 1.0
+        self.slot_mu = nn.Parameter(SLOT_INIT_STD * torch.randn(1, 1, d_model))
+        self.slot_sigma = nn.Parameter(torch.full((1, 1, d_model), SLOT_INIT_STD))
+        self.norm_in = nn.LayerNorm(d_model)
+        self.norm_s = nn.LayerNorm(d_model)
+        self.norm_mlp = nn.LayerNorm(d_model)
+        self.proj_q = nn.Linear(d_model, d_model)
+        self.proj_k = nn.Linear(d_model, d_model)
+        self.proj_v = nn.Linear(d_model, d_model)
+        self.gru = nn.GRUCell(d_model, d_model)
+        self.mlp = nn.Sequential(nn.Linear(d_model, d_model), nn.GELU(), nn.Linear(d_model, d_model))
+
+    @property
+    def needs_claim(self) -> bool:
+        """Whether a call must pass `claim`, the share of each token that a finished slot takes."""
+        return False
+
+    def full_precision(self, tokens: Tensor) -> AbstractContextManager[object]:
+        """Switch autocast off: softmax and log-evidence need float32, and memory sets the pace anyway."""
+        device = tokens.device.type
+        return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+    def start(self, tokens: Tensor, n_slots: int | None) -> tuple[Tensor, Tensor]:
+        """Check and normalise the tokens and draw the first slots: h [B, L, D], slots [B, S, D]."""
+        if tokens.dim() != 3 or tokens.shape[1] < 1 or tokens.shape[2] != self.d_model:
+            raise SeparatorError(
+                f"tokens of shape {tuple(tokens.shape)} do not fit; "
+                f"pass [batch, tokens >= 1, d_model={self.d_model}]"
+            )
+        n_slots = self.n_slots if n_slots is None else n_slots
+        if n_slots < 1:
+            raise SeparatorError(f"{n_slots=} is not positive; pass at least 1")
+        h = self.norm_in(tokens.to(self.slot_mu.dtype))
+        noise = torch.randn(len(tokens), n_slots, self.d_model, device=h.device, dtype=h.dtype)
+        return h, self.slot_mu + self.slot_sigma * (self.init_noise * noise)
+
+    def refine(self, update: Tensor, slot: Tensor, gates: AffineMap) -> Tensor:
+        """Return the slots [N, D] after the GRU, whose input gates are `gates` of `update`, and the MLP."""
+        gru = self.gru
+        slot = torch.gru_cell(update, slot, gates.weight, gru.weight_hh, gates.bias, gru.bias_hh)
+        residual: Tensor = self.mlp(self.norm_mlp(slot))
+        return slot + residual
+
+
+class SequentialLoop(SlotAttention):
+    """Slots one after another, each a softmax over tokens; a hook says what a finished slot does to them."""
+
+    def __init__(self, n_slots: int, d_model: int, n_iter: int, tau: float) -> None:
+        super().__init__(n_slots, d_model, n_iter)
+        if not tau > 0:
+            raise SeparatorError(f"{tau=} is not positive; the paper's is 0.3")
+        self.tau = tau
+
+    def fixed_order(self, starts: Tensor, slot_order: Sequence[int] | Tensor | None) -> FixedOrder:
+        """Return one order for all samples: as given, else random in train() and 0..S-1 in eval()."""
+        return FixedOrder(starts, processing_order(starts.shape[1], slot_order, shuffle=self.training))
+
+    @torch.no_grad()
+    def greedy_scores(self, h: Tensor, starts: Tensor) -> Tensor:
+        """Return the scores [B, S, L] of the first iteration of all slots, for `GreedyOrder`."""
+        return F.linear(self.norm_s(starts), *self._query_map()) @ h.transpose(1, 2)
+
+    def process(
+        self,
+        h: Tensor,
+        order: SlotOrder,
+        n_slots: int,
+        *,
+        state: TokenState = UNTOUCHED,
+        deplete: Deplete | None = None,
+        spent: Callable[[TokenState], bool] | None = None,
+        forced_attn_first: Tensor | None = None,
+        seed: Callable[[TokenState], Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor, list[TokenState]]:
+        """Return slots [B, S, D], attn [B, S, L] and the S + 1 states of the tokens around the steps.
+
+        `seed(state)` [B, D] is added to where a slot starts from.
+        `deplete(state, attn, slot)` is the state a finished slot leaves; `spent(state)` ends the loop early.
+        """
+        forced = None if forced_attn_first is None else checked_attn(forced_attn_first, h)
+        tokens = Tokens(h, n_readers=1, n_passes=2 * n_slots * self.n_iter)
+        query_map, gates = self._query_map(), self._gates_map()
+        slots: list[Tensor] = []
+        attns: list[Tensor] = []
+        states = [state]
+        while len(slots) < n_slots and not (slots and spent is not None and spent(state)):
+            slot = order.take(state)
+            slot = slot if seed is None else slot + seed(state)
+            for _ in range(self.n_iter):
+                attn = self._attend(tokens, slot, state, query_map) if forced is None else forced
+                pooled = tokens.pool(state.scaled(attn)).squeeze(1)  # [B, D]
+                slot = self.refine(pooled, slot, gates)
+            slots.append(slot)
+            attns.append(attn.squeeze(1))
+            forced = None
+            state = state if deplete is None else deplete(state, attns[-1], slot)
+            states.append(state)
+        return order.by_slot(slots), order.by_slot(attns), states
+
+    def _attend(self, tokens: Tokens, slot: Tensor, state: TokenState, query_map: AffineMap) -> Tensor:
+        query = F.linear(self.norm_s(slot), *query_map).unsqueeze(1)  # [B, 1, D]
+        return torch.softmax(state.logits(tokens.score(query)), dim=2)  # [B, 1, L]
+
+    def _query_map(self) -> AffineMap:
+        """Return x -> W_k^T (W_q x + b_q) / (tau sqrt(D)), whose products with h are the logits."""
+        key = self.proj_k.weight.t() / (self.tau * math.sqrt(self.d_model))
+        # b_k shifts all logits of a slot alike, which the softmax drops: its gradient is zero, not missing.
+        return AffineMap(key @ self.proj_q.weight, key @ self.proj_q.bias + 0 * self.proj_k.bias)
+
+    def _gates_map(self) -> AffineMap:
+        """Return x -> W_ih (W_v x + b_v) + b_ih, from pooled tokens to the input gates of the GRU."""
+        gates = self.gru.weight_ih
+        return AffineMap(gates @ self.proj_v.weight, gates @ self.proj_v.bias + self.gru.bias_ih)
+
+
+def checked_attn(attn: Tensor, h: Tensor) -> Tensor:
+    """Return the forced attention of one slot, [B, L], as [B, 1, L] in the dtype and on the device of h."""
+    if attn.shape != h.shape[:2]:
+        raise SeparatorError(
+            f"forced_attn_first of shape {tuple(attn.shape)} does not fit; "
+            f"pass [batch, tokens] {tuple(h.shape[:2])}"
+        )
+    return attn.to(h).unsqueeze(1)

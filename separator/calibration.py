@@ -1,0 +1,134 @@
+"""Counting, learnt last: the existence head fitted to a finished network, and the threshold it is read at.
+
+While masks still change, what tells a source from a left-over changes with them, and a count learnt on the way swings.
+So the head is fitted afterwards on frozen slots, with labels from the best assignment of the true sources, and the
+threshold is the one that counts best on recordings that neither saw.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from separator.datasets import Bank, MixingConfig, draw_mixture
+from separator.losses import best_assignment, pairwise_si_sdr
+from separator.network import ExistenceHead, NetworkConfig, SeparationNetwork
+from separator.stft import STFT
+
+THRESHOLDS = np.linspace(0.1, 0.9, 81)
+
+
+@dataclass(frozen=True)
+class CalibrationConfig:
+    """How many mixtures the head is fitted to, and how."""
+
+    n_train: int = 1600
+    n_validation: int = 240
+    seconds: float = 10.0
+    scene_share: float = 0.8
+    epochs: int = 60
+    batch_size: int = 64
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.02
+    seed: int = 0
+
+
+class SlotSet(NamedTuple):
+    """What the head reads of N mixtures, and the truth."""
+
+    slots: Tensor
+    """[N, S, D]."""
+    facts: Tensor
+    """[N, S, N_FACTS]."""
+    exists: Tensor
+    """[N, S], 1 where a source is assigned."""
+    tried: Tensor
+    """[N, S], 1 where decoding came to the slot."""
+
+
+def calibrate(
+    network: SeparationNetwork, train: Bank, validation: Bank, config: CalibrationConfig
+) -> tuple[NetworkConfig, float]:
+    """Fit ``network.existence`` in place; return the configuration with its threshold, and the share of right counts.
+
+    The share is that of the validation mixtures the threshold was chosen on.
+    """
+    network.eval()
+    fitted = fit_head(network.existence, collect_slots(network, train, config, config.n_train, 0), config)
+    network.existence.load_state_dict(fitted.state_dict())
+    held_out = collect_slots(network, validation, config, config.n_validation, 1)
+    threshold, accuracy = best_threshold(network.existence, held_out)
+    return dataclasses.replace(network.config, min_existence=threshold), accuracy
+
+
+def collect_slots(
+    network: SeparationNetwork, bank: Bank, config: CalibrationConfig, n_mixtures: int, stream: int
+) -> SlotSet:
+    """Run the network on mixtures of 1, 2, ... sources in turn and keep what its existence head was given."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    hook = network.existence.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
+    stft = STFT(network.config.n_fft, network.config.hop_length)
+    n_slots = network.config.n_slots
+    truths = []
+    with torch.no_grad():
+        for index in range(n_mixtures):
+            count = 1 + index % n_slots
+            counts = tuple(float(k + 1 == count) for k in range(n_slots))
+            mixing = MixingConfig(config.seconds, counts, scene_share=config.scene_share)
+            rng = np.random.default_rng([config.seed, stream, index])
+            sources, noise = (torch.from_numpy(x) for x in draw_mixture(bank, mixing, rng))
+            sources = sources[:count]
+            torch.manual_seed(index)
+            mixture = stft(sources.sum(0) + noise)[None]
+            masks = network(mixture).masks
+            quality = pairwise_si_sdr(masks, mixture, stft(sources)[None])
+            slots = best_assignment(-quality, torch.ones(1, count, dtype=torch.bool))
+            truths.append(torch.zeros(n_slots).index_fill(0, slots[0], 1.0))
+    hook.remove()
+
+    def padded(values: Tensor, empty: float) -> Tensor:
+        return nn.functional.pad(values[0], (0, 0, 0, n_slots - values.shape[1]), value=empty)
+
+    tried = [torch.arange(n_slots) < slots.shape[1] for slots, _ in seen]
+    return SlotSet(
+        torch.stack([padded(slots, 0.0) for slots, _ in seen]),
+        torch.stack([padded(facts, -6.0) for _, facts in seen]),
+        torch.stack(truths),
+        torch.stack(tried).float(),
+    )
+
+
+def fit_head(like: ExistenceHead, data: SlotSet, config: CalibrationConfig) -> ExistenceHead:
+    """Fit a new head of the shape of ``like`` by cross-entropy."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        head = ExistenceHead(data.slots.shape[-1])
+        optimizer = torch.optim.AdamW(
+            head.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+        )
+        steps = config.epochs * -(-len(data.slots) // config.batch_size)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        for _ in range(config.epochs):
+            for rows in torch.randperm(len(data.slots)).split(config.batch_size):
+                slots, facts, exists, tried = (values[rows] for values in data)
+                logits = head(slots, facts)
+                loss = nn.functional.binary_cross_entropy_with_logits(logits, exists, tried)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+    return head.eval()
+
+
+def best_threshold(head: ExistenceHead, data: SlotSet) -> tuple[float, float]:
+    """The probability that counts most mixtures right (the middle one of equals), and their share."""
+    with torch.inference_mode():
+        probability = torch.sigmoid(head(data.slots, data.facts)) * data.tried
+    called = probability.numpy()[None] >= THRESHOLDS[:, None, None]  # [threshold, N, S]
+    accuracy = (called.sum(2) == data.exists.numpy().sum(1)).mean(1)
+    best = np.flatnonzero(accuracy >= accuracy.max() - 1e-9)
+    middle = int(best[len(best) // 2])
+    return round(float(THRESHOLDS[middle]), 3), float(accuracy[middle])

@@ -1,0 +1,267 @@
+"""The training bank and the mixtures made from it on the fly.
+
+Dataset classes live here; the folders under ``data/`` hold their preparation. A bank is a folder with ``audio.i16``
+(16 kHz mono clips, one behind the other) and ``clips.csv`` (one row a clip). A source is made of one or more clips of
+one recording family, as steps or words follow each other; a mixture is a sum of sources of different families. Every
+draw of mixture ``index`` comes from ``(seed, index)`` alone, so a resumed run sees what it would have seen.
+"""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import fft, signal
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from separator.errors import SeparatorError
+
+Samples = npt.NDArray[np.float32]
+
+SAMPLE_RATE = 16_000
+CLASS_POWER = 0.4  # of the seconds of a class, family or clip: its share of the draws
+BAND_LIMIT_HZ = 7000  # clips with less bandwidth would teach separation by bandwidth
+BACKGROUND_SECONDS = 4.0  # clips from here on can be backgrounds
+
+
+class Clip(NamedTuple):
+    """Where a clip of the bank lies and what it is."""
+
+    start: int
+    length: int
+    family: str
+    rough_class: str
+    package: str
+
+
+@dataclass(frozen=True)
+class MixingConfig:
+    """How training mixtures are drawn."""
+
+    seconds: float = 3.0
+    counts: tuple[float, ...] = (0.1, 0.3, 0.3, 0.3)
+    """Probability of 1, 2, ... sources."""
+    scene_share: float = 0.6
+    """Share of mixtures of one background and foregrounds; the others are of equals."""
+    scene_snr_db: tuple[float, float] = (-5.0, 25.0)
+    equal_level_db: float = 8.0
+    same_class: float = 0.15
+    """Share of mixtures of equals drawn from one class."""
+    reverberant: float = 0.3
+    noise_db: tuple[float, float] = (-60.0, -30.0)
+    """Level of the noise floor re the mixture; it belongs to no source."""
+
+
+class Bank:
+    """The clips of one split, drawn by class, family and clip.
+
+    Raises:
+        SeparatorError: the folder is not a bank, or no clip of the split is in it.
+    """
+
+    def __init__(self, directory: Path, split: str) -> None:
+        index = directory / "clips.csv"
+        if not index.is_file():
+            raise SeparatorError(f"no bank at {directory}: clips.csv is missing; run data/soundscapes/prepare.py")
+        with index.open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["split"] == split]
+        rows = [row for row in rows if float(row["bandwidth_hz"] or 0) >= BAND_LIMIT_HZ]
+        if not rows:
+            raise SeparatorError(f"the bank at {directory} has no clips of {split=}; prepare it again")
+        self.audio = np.memmap(directory / "audio.i16", dtype="<i2", mode="r")
+        self.clips: dict[str, dict[str, list[Clip]]] = {}
+        for row in rows:
+            clip = Clip(int(row["start"]), int(row["length"]), row["family"], row["rough_class"], row["package"])
+            self.clips.setdefault(clip.rough_class, {}).setdefault(clip.family, []).append(clip)
+        self.classes = list(self.clips)
+        self._class_share = _shares([[c for f in self.clips[k].values() for c in f] for k in self.classes])
+        self._families = {k: list(self.clips[k]) for k in self.classes}
+        self._family_share = {k: _shares([self.clips[k][f] for f in self._families[k]]) for k in self.classes}
+        long = int(BACKGROUND_SECONDS * SAMPLE_RATE)
+        every = [clip for families in self.clips.values() for clips in families.values() for clip in clips]
+        self.backgrounds = [c for c in every if c.length >= long and c.rough_class != "speech"]
+        self._background_share = _shares([[clip] for clip in self.backgrounds])
+
+    def draw_class(self, rng: np.random.Generator) -> str:
+        """Draw a rough class."""
+        return str(rng.choice(self.classes, p=self._class_share))
+
+    def draw_family(self, rng: np.random.Generator, rough_class: str) -> list[Clip]:
+        """Draw a recording family of a class: its clips."""
+        families = self._families[rough_class]
+        return self.clips[rough_class][families[rng.choice(len(families), p=self._family_share[rough_class])]]
+
+    def draw_background(self, rng: np.random.Generator) -> Clip:
+        """Draw a clip long enough for a background."""
+        return self.backgrounds[rng.choice(len(self.backgrounds), p=self._background_share)]
+
+    def read(self, clip: Clip) -> Samples:
+        """Samples of a clip in [-1, 1]."""
+        return self.audio[clip.start : clip.start + clip.length].astype(np.float32) / 32768
+
+
+class MixtureDataset(Dataset[dict[str, Tensor]]):
+    """Training batches by index: waveforms ``sources`` [B, K, time] and ``mixture`` [B, time], ``active`` [B, K]."""
+
+    def __init__(self, bank: Bank, config: MixingConfig, *, batch_size: int, n_batches: int, seed: int) -> None:
+        self.bank = bank
+        self.config = config
+        self.batch_size = batch_size
+        self.n_batches = n_batches
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return self.n_batches
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        rng = np.random.default_rng([self.seed, index])
+        mixtures = [draw_mixture(self.bank, self.config, rng) for _ in range(self.batch_size)]
+        sources = torch.from_numpy(np.stack([sources for sources, _ in mixtures]))
+        noise = torch.from_numpy(np.stack([noise for _, noise in mixtures]))
+        return {
+            "sources": sources,
+            "mixture": sources.sum(1) + noise,
+            "active": sources.square().sum(-1) > 0,
+        }
+
+
+def draw_mixture(bank: Bank, config: MixingConfig, rng: np.random.Generator) -> tuple[Samples, Samples]:
+    """Draw a mixture: its sources [len(counts), time], silent where there is none, and its noise floor [time]."""
+    length = round(config.seconds * SAMPLE_RATE)
+    sources = np.zeros((len(config.counts), length), np.float32)
+    count = 1 + int(rng.choice(len(config.counts), p=config.counts))
+    scene = rng.random() < config.scene_share
+    one_class = bank.draw_class(rng) if not scene and rng.random() < config.same_class else None
+    used: set[str] = set()
+    for k in range(count):
+        for _ in range(10):  # a small bank may have no further family
+            if scene and k == 0:
+                clip = bank.draw_background(rng)
+                source, family = loop(crop(bank.read(clip), length, rng), length), clip.family
+            else:
+                clips = bank.draw_family(rng, one_class or bank.draw_class(rng))
+                source, family = place_clips(bank, clips, length, rng), clips[0].family
+            if family not in used:
+                break
+        used.add(family)
+        source = augment(source, config, rng)
+        if scene:
+            level_db = 0.0 if k == 0 else float(rng.uniform(*config.scene_snr_db))
+        else:
+            level_db = float(rng.uniform(-config.equal_level_db, config.equal_level_db))
+        sources[k] = set_level(source, level_db) * rng.choice([-1, 1])
+    level = float(np.sqrt(np.mean(np.square(sources.sum(0))))) + 1e-8
+    noise_level = level * 10 ** (float(rng.uniform(*config.noise_db)) / 20)
+    noise = rng.standard_normal(length).astype(np.float32) * np.float32(noise_level)
+    scale = np.float32(0.1 / level)
+    return sources * scale, noise * scale
+
+
+def place_clips(bank: Bank, clips: list[Clip], length: int, rng: np.random.Generator) -> Samples:
+    """Lay clips of one family behind each other, with gaps, somewhere in ``length`` samples."""
+    source = np.zeros(length, np.float32)
+    share = _shares([[clip] for clip in clips])
+    wanted = length * float(rng.uniform(0.3, 1.0))
+    position = int(rng.integers(0, max(1, int(length - 0.7 * wanted)))) if rng.random() < 0.7 else 0
+    first = clips[rng.choice(len(clips), p=share)]
+    gap_scale = float(rng.choice([0.1, 0.5, 1.0])) * min(first.length, SAMPLE_RATE)
+    speed = float(np.exp(rng.uniform(-0.3, 0.3))) if rng.random() < 0.5 else 1.0
+    same = rng.random() < 0.3
+    filled, clip = 0, first
+    while position < length:
+        audio = crop(change_speed(bank.read(clip), speed), length, rng)
+        end = min(length, position + len(audio))
+        source[position:end] += fade(audio[: end - position])
+        filled += end - position
+        if filled >= wanted:
+            break
+        position = end + int(rng.exponential(gap_scale))
+        clip = first if same else clips[rng.choice(len(clips), p=share)]
+    return source
+
+
+def crop(audio: Samples, length: int, rng: np.random.Generator) -> Samples:
+    """A random stretch of at most ``length`` samples."""
+    start = int(rng.integers(0, max(1, len(audio) - length + 1)))
+    return audio[start : start + length]
+
+
+def loop(audio: Samples, length: int) -> Samples:
+    """Repeat to ``length`` samples with a crossfade at the seams."""
+    if len(audio) >= length:
+        return audio[:length]
+    overlap = min(len(audio) // 4, SAMPLE_RATE // 4)
+    ramp = np.sqrt(np.linspace(0, 1, overlap, dtype=np.float32))
+    out = audio
+    while len(out) < length:
+        seam = out[-overlap:] * ramp[::-1] + audio[:overlap] * ramp
+        out = np.concatenate([out[:-overlap], seam, audio[overlap:]])
+    return out[:length]
+
+
+def fade(audio: Samples, samples: int = 80) -> Samples:
+    """Fade both ends, so that a cut clip does not click."""
+    n = min(samples, len(audio) // 2)
+    if n == 0:
+        return audio
+    ramp = np.linspace(0, 1, n, dtype=np.float32)
+    return np.concatenate([audio[:n] * ramp, audio[n : len(audio) - n], audio[len(audio) - n :] * ramp[::-1]])
+
+
+def change_speed(audio: Samples, speed: float) -> Samples:
+    """Play ``speed`` times faster (pitch moves along), by linear interpolation."""
+    if speed == 1.0 or len(audio) < 2:
+        return audio
+    positions = np.arange(0, len(audio) - 1, speed)
+    return np.interp(positions, np.arange(len(audio)), audio).astype(np.float32)
+
+
+def augment(source: Samples, config: MixingConfig, rng: np.random.Generator) -> Samples:
+    """Filter a source: a random smooth equaliser, sometimes a room, sometimes a narrower band; one FFT for all."""
+    length = len(source)
+    size = 1 << (length + SAMPLE_RATE // 2 - 1).bit_length()
+    frequencies = np.arange(size // 2 + 1) / (size // 2)
+    knots_db = rng.normal(0, 3, 9)
+    gain = 10 ** (np.interp(np.sqrt(frequencies), np.linspace(0, 1, 9), knots_db) / 20)
+    response = gain.astype(np.complex64)
+    if rng.random() < 0.15:  # steep low-pass, so that no band edge tells sources apart
+        response *= 1 / (1 + (frequencies / rng.uniform(0.3, 0.95)) ** 40)
+    if rng.random() < 0.15:
+        edge = rng.uniform(0.01, 0.05)
+        response *= (frequencies / edge) ** 8 / (1 + (frequencies / edge) ** 8)
+    if rng.random() < config.reverberant:
+        response *= fft.rfft(room_response(rng), size).astype(np.complex64)
+    return fft.irfft(fft.rfft(source, size) * response, size)[:length].astype(np.float32)
+
+
+def room_response(rng: np.random.Generator) -> Samples:
+    """Impulse response of an imagined room: the direct sound and an exponentially decaying, darkening tail."""
+    duration = float(rng.uniform(0.1, 0.45))
+    n = int(duration * SAMPLE_RATE)
+    tail = rng.standard_normal(n) * np.exp(-6.9 * np.arange(n) / n)
+    tail = signal.lfilter([1 - 0.5], [1, -0.5], tail)
+    delay = int(rng.integers(20, 200))
+    tail[:delay] = 0
+    direct_db = float(rng.uniform(0, 15))  # direct to reverberant energy
+    tail *= 10 ** (-direct_db / 20) / np.sqrt(np.sum(tail**2) + 1e-12)
+    tail[0] = 1.0
+    return tail.astype(np.float32)
+
+
+def set_level(source: Samples, level_db: float) -> Samples:
+    """Scale to ``level_db`` (re 1) over the stretches where the source is active; silence stays silence."""
+    blocks = source[: len(source) // 400 * 400].reshape(-1, 400)
+    power = np.square(blocks).mean(1)
+    loud = power > 1e-4 * (power.max() + 1e-20)
+    level = float(np.sqrt(power[loud].mean())) if loud.any() else 0.0
+    return source if level < 1e-7 else source * np.float32(10 ** (level_db / 20) / level)
+
+
+def _shares(groups: list[list[Clip]]) -> npt.NDArray[np.float64]:
+    """Probability of each group: its samples to the power `CLASS_POWER`."""
+    sizes = np.array([sum(clip.length for clip in group) for group in groups], dtype=np.float64) ** CLASS_POWER
+    return sizes / sizes.sum()

@@ -1,0 +1,132 @@
+"""Tables for READMEs, generated from result files so that the text cannot drift from the numbers.
+
+A README holds a table between ``<!-- table:NAME -->`` and ``<!-- /table -->``. ``update_tables`` writes it
+there, ``stale_tables`` tells which differ from what the results give, for a test.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from separator.errors import SeparatorError
+
+_TABLE = re.compile(r"(<!-- table:(?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- /table -->)", re.DOTALL)
+_OPENING = re.compile(r"<!-- table:([\w-]+) -->")
+
+
+def format_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, its first column left-aligned, the others to the right.
+
+    >>> print(format_table(["a", "b"], [["x", "1.0"]]))
+    | a | b |
+    |:--|--:|
+    | x | 1.0 |
+    """
+    lines = [list(columns), *(list(row) for row in rows)]
+    for line in lines[1:]:
+        if len(line) != len(columns):
+            raise SeparatorError(f"a row has {len(line)} cells, the table {len(columns)} columns: {line}")
+    text = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join([text[0], "|:--|" + "--:|" * (len(columns) - 1), *text[1:]])
+
+
+def markdown_table(results: Mapping[str, Mapping[str, Any]], *, part: str = "all") -> str:
+    """One row a method: SI-SDR of one source, SI-SDRi of more, known count / strict; the share counted right.
+
+    ``results`` maps a label to the report of ``evaluation.evaluate``; ``part`` is one of the report's parts.
+    A method that was not run on the part has dashes; one run on fewer examples than the most says on how
+    many.
+    """
+    parts = {label: report.get(part) for label, report in results.items()}
+    counts = sorted({int(k) for entry in parts.values() if entry for k in entry["by_count"]})
+    if not counts:
+        raise SeparatorError(f"no result has {part=}; the reports hold {_part_names(results)}")
+    most = max(entry["n_examples"] for entry in parts.values() if entry)
+    heads = [f"{k} source{'s' * (k > 1)}, {'SI-SDRi' if k > 1 else 'SI-SDR'}" for k in counts]
+    rows = []
+    for label, entry in parts.items():
+        if entry is None:
+            rows.append([label, *["-"] * (len(counts) + 1)])
+            continue
+        name = label if entry["n_examples"] == most else f"{label} ({entry['n_examples']} inputs)"
+        cells = [_known_and_strict(entry["by_count"].get(str(k))) for k in counts]
+        rows.append([name, *cells, _percent(entry["count"]["accuracy"])])
+    return format_table(["dB, known count / strict", *heads, "count right"], rows)
+
+
+def fuss_table(results: Mapping[str, Mapping[str, Any]], *, part: str = "all", which: str = "fuss") -> str:
+    """One row a method in the FUSS protocol: 1S, SI-SNRi of 2, 3, 4 sources, MSi and the three rates.
+
+    ``which`` is ``fuss`` (every output, by its power) or ``fuss_called`` (only outputs called sources).
+    """
+    rows = []
+    for label, report in results.items():
+        if part not in report:
+            raise SeparatorError(f"{label!r} has no {part=}; the reports hold {_part_names(results)}")
+        scores = report[part][which]
+        rates = " / ".join(_percent(scores[name]) for name in ("under", "equal", "over"))
+        rows.append([label, *[_decibels(scores[k]) for k in ("1S", "2", "3", "4", "MSi")], rates])
+    return format_table(["FUSS protocol, dB", "1S", "2", "3", "4", "MSi", "under / equal / over"], rows)
+
+
+def confusion_table(report: Mapping[str, Any], *, part: str = "all") -> str:
+    """How many inputs of each true number of sources (row) were called to have each number (column)."""
+    confusion = report[part]["count"]["confusion"]
+    rows = [[str(true), *map(str, row)] for true, row in enumerate(confusion) if sum(row)]
+    return format_table(["true \\ called", *map(str, range(len(confusion)))], rows)
+
+
+def update_tables(readme_path: str | Path, tables: Mapping[str, str]) -> bool:
+    """Write ``tables`` between their markers in a README; tell whether that changed the file.
+
+    Raises:
+        SeparatorError: the file is missing, a table has no place, or a place has no table or no end.
+    """
+    text = _read_readme(readme_path, tables)
+    updated = _TABLE.sub(lambda match: f"{match[1]}{tables[match['name']].strip()}\n{match[4]}", text)
+    if updated != text:
+        Path(readme_path).write_text(updated)
+    return updated != text
+
+
+def stale_tables(readme_path: str | Path, tables: Mapping[str, str]) -> list[str]:
+    """Names of the README's tables that differ from ``tables``; raises as ``update_tables`` does."""
+    text = _read_readme(readme_path, tables)
+    found = {match["name"]: match["body"].strip() for match in _TABLE.finditer(text)}
+    return sorted(name for name, body in found.items() if body != tables[name].strip())
+
+
+def _read_readme(readme_path: str | Path, tables: Mapping[str, str]) -> str:
+    path = Path(readme_path)
+    if not path.is_file():
+        raise SeparatorError(f"no file {path} to hold the tables {', '.join(tables)}")
+    text = path.read_text()
+    opened = _OPENING.findall(text)
+    closed = [match["name"] for match in _TABLE.finditer(text)]
+    if opened != closed:
+        unclosed = ", ".join(sorted(set(opened) - set(closed))) or ", ".join(opened)
+        raise SeparatorError(f"{path.name}: table {unclosed} has no '<!-- /table -->' on a line of its own")
+    if set(opened) != set(tables):
+        raise SeparatorError(
+            f"{path.name} has places for {sorted(set(opened))}, the results give {sorted(tables)}: "
+            "add '<!-- table:NAME -->' and '<!-- /table -->' lines, or remove them"
+        )
+    return text
+
+
+def _part_names(results: Mapping[str, Mapping[str, Any]]) -> str:
+    names = {name for report in results.values() for name in report} - {"settings"}
+    return ", ".join(sorted(names)) or "none"
+
+
+def _known_and_strict(scores: Mapping[str, Any] | None) -> str:
+    return "-" if scores is None else f"{_decibels(scores['known_count'])} / {_decibels(scores['strict'])}"
+
+
+def _decibels(value: Mapping[str, Any]) -> str:
+    return "-" if value["mean"] is None else f"{value['mean']:.1f}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"

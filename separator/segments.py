@@ -1,0 +1,246 @@
+"""The network over a whole file: overlapping segments, one identity a stem, one stream of masks.
+
+The network hears segments of `SEGMENT_SECONDS` that overlap by `OVERLAP_SECONDS`. Which slot of a segment
+continues which stem is decided by linear assignment on a similarity that compares, where a stem sounds in the
+overlap, what both segments gave it there, and otherwise the mean spectra of stem and slot. Masks are
+cross-faded over the overlap: as convex combinations they still sum to one with the residual's. A file of one
+segment is heard in one piece.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from separator.audio import Samples, resample, windows
+from separator.network import FRAMES_PER_TOKEN, Decomposition, SeparationNetwork
+from separator.rendering import MaskSpool
+from separator.stft import STFT
+
+SEGMENT_SECONDS = 10
+OVERLAP_SECONDS = 2
+SEED = 0  # of the noise on the slots' start, the same in every segment of every run
+UNLIKE = 0.5  # a slot less similar than this to a stem goes rather to a stem that is silent so far
+OVERVIEW_COLUMNS = 1000
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Power of the mixture and of every slot in the model's view, thinned out in time for a picture."""
+
+    mixture: FloatArray
+    """(frequency, column)."""
+    slots: FloatArray
+    """(slot, frequency, column)."""
+    evidence: FloatArray | None
+    """(slot + 1, band, token time): share nobody has explained before the first and after every slot."""
+    seconds: float
+    sample_rate: int
+    """Of the model's view, Hz."""
+
+
+class Analysis(NamedTuple):
+    """What the network says about a whole file."""
+
+    spool: MaskSpool
+    existence: FloatArray
+    """(slot,), probability that it is a source: the mean over segments, weighted by the slot's energy."""
+    overview: Overview
+
+
+class _Heard(NamedTuple):
+    """One segment: what the network says, and the power of its view."""
+
+    masks: Tensor  # (slot, frequency, time)
+    existence: Tensor  # (slot,)
+    evidence: Tensor | None  # (slot + 1, band, token time)
+    power: Tensor  # (frequency, time)
+
+
+def analyse(
+    network: SeparationNetwork,
+    blocks: Iterable[Samples],
+    sample_rate: int,
+    *,
+    n_slots: int,
+    length: int,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Analysis:
+    """Run ``network`` over a stream of blocks (channel, time) of about ``length`` samples.
+
+    ``progress`` is told the share that is done. The largest part of a file that is held is a segment.
+    """
+    config = network.config
+    device = next(network.parameters()).device
+    stft = STFT(config.n_fft, config.hop_length).to(device)
+    hop = (SEGMENT_SECONDS - OVERLAP_SECONDS) * config.sample_rate // config.hop_length  # frames
+    stitcher = _Stitcher(
+        n_slots, stft.n_frequencies, hop, stft.n_frames(length * config.sample_rate // sample_rate)
+    )
+    n_samples = 0
+    stride = (SEGMENT_SECONDS - OVERLAP_SECONDS) * sample_rate
+    for index, segment in enumerate(windows(blocks, stride, SEGMENT_SECONDS * sample_rate)):
+        waveform = torch.from_numpy(segment.astype(np.float32)).to(device)
+        view = mono_view(stft(resample(waveform, sample_rate, config.sample_rate)))
+        stitcher.add(_hear(network, view, n_slots))
+        n_samples = index * stride + segment.shape[1]
+        progress(min(1.0, n_samples / max(1, length)))
+    return stitcher.finish(n_samples / sample_rate, config.sample_rate)
+
+
+def mono_view(spectrogram: Tensor) -> Tensor:
+    """The model's view (frequency, time) of the channels' spectrograms (channel, frequency, time).
+
+    One channel is taken as it is. Of several, every bin has the mean power and the phase of the loudest, so
+    nothing cancels: neither R = -L nor two microphones apart.
+    """
+    if spectrogram.shape[0] == 1:
+        return spectrogram[0]
+    magnitude = spectrogram.abs()
+    loudest = spectrogram.gather(0, magnitude.argmax(0, keepdim=True))[0]
+    return magnitude.square().mean(0).sqrt() * torch.sgn(loudest)
+
+
+def _hear(network: SeparationNetwork, view: Tensor, n_slots: int) -> _Heard:
+    """Run the network on the spectrogram of a segment; a slot it did not need stays empty."""
+    devices = [view.device] if view.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.inference_mode():
+        torch.manual_seed(SEED)
+        out: Decomposition = network(view[None], n_slots=n_slots)
+    masks = _pad_slots(out.masks[0].float().cpu(), n_slots)
+    existence = _pad_slots(torch.sigmoid(out.existence_logits[0].float()).cpu(), n_slots)
+    evidence = None
+    if out.evidence is not None:
+        evidence = torch.cat(out.evidence).float().cpu().unflatten(1, out.token_grid)
+        missing = n_slots + 1 - len(evidence)
+        evidence = torch.cat([evidence, evidence[-1:].expand(missing, -1, -1)])
+    return _Heard(masks, existence, evidence, view.abs().square().cpu())
+
+
+class _Stitcher:
+    """Joins segments into one stream of masks and sums up what is said about each stem."""
+
+    def __init__(self, n_slots: int, n_frequencies: int, hop: int, n_frames: int) -> None:
+        self.hop = hop  # frames from one segment to the next
+        self.spool = MaskSpool(n_slots, n_frequencies)
+        self.spectra = torch.zeros(n_slots, n_frequencies)  # energy of each stem so far
+        self.existence = torch.zeros(n_slots)  # weighted by energy
+        self.weight = torch.zeros(n_slots)
+        self.n_heard = 0  # frames
+        self.tail: tuple[Tensor, Tensor] | None = None  # masks and power that the next segment overlaps
+        self.picture = _Picture(-(-n_frames // OVERVIEW_COLUMNS))
+        self.evidence: list[Tensor] = []
+
+    def add(self, heard: _Heard) -> None:
+        """Append a segment."""
+        masks, power = heard.masks, heard.power
+        spectra = (masks * power).sum(-1)
+        existence = heard.existence
+        if self.tail is not None:
+            order = self._continuation(heard, spectra)
+            masks, spectra, existence = masks[order], spectra[order], existence[order]
+            masks = _cross_fade(self.tail[0], masks)
+        energy = spectra.sum(1)
+        self.spectra += spectra
+        self.existence += energy * existence
+        self.weight += energy
+        self.n_heard += power.shape[-1]
+        if heard.evidence is not None:
+            self._append_evidence(heard.evidence.half())
+        self._emit(masks[..., : self.hop], power[..., : self.hop])
+        self.tail = masks[..., self.hop :], power[..., self.hop :]
+
+    def finish(self, seconds: float, sample_rate: int) -> Analysis:
+        """Append the last segment's end and sum up."""
+        if self.tail is not None:
+            self._emit(*self.tail)
+        existence = torch.where(self.weight > 0, self.existence / self.weight.clamp(min=1e-30), 0.0)
+        evidence = torch.cat(self.evidence, -1).float().numpy() if self.evidence else None
+        power = self.picture.finish()
+        overview = Overview(power[0], power[1:], evidence, seconds, sample_rate)
+        return Analysis(self.spool, existence.numpy(), overview)
+
+    def _append_evidence(self, evidence: Tensor) -> None:
+        """Cut evidence (step, band, token time) mid-overlap, where the cross-fade is even."""
+        stride = self.hop // FRAMES_PER_TOKEN
+        if self.tail is not None:
+            late = self.tail[0].shape[-1] // FRAMES_PER_TOKEN // 2
+            first = len(self.evidence) == 1
+            self.evidence[-1] = self.evidence[-1][..., : stride + late if first else stride].clone()
+            evidence = evidence[..., late:]
+        self.evidence.append(evidence)
+
+    def _emit(self, masks: Tensor, power: Tensor) -> None:
+        self.spool.append(masks)
+        self.picture.add(torch.cat([power[None], masks.square() * power]))
+
+    def _continuation(self, heard: _Heard, spectra: Tensor) -> list[int]:
+        """For every stem, the slot of the new segment that continues it."""
+        old_masks, power = self.tail or (heard.masks, heard.power)
+        n = old_masks.shape[-1]
+        old = old_masks * power.sqrt()
+        new = heard.masks[..., :n] * heard.power[..., :n].sqrt()
+        old_energy, new_energy = self.spectra.sum(1), spectra.sum(1)
+        old_presence = _presence(old, old_energy, self.n_heard)
+        new_presence = _presence(new, new_energy, heard.power.shape[-1])
+        presence = torch.minimum(old_presence[:, None], new_presence)
+        alike = presence * _cosines(old.flatten(1), new.flatten(1))
+        alike += (1 - presence) * _cosines(self.spectra.sqrt(), spectra.sqrt())
+        importance = (old_energy[:, None] * new_energy) ** 0.25
+        _, order = linear_sum_assignment((importance * (alike - UNLIKE)).numpy(), maximize=True)
+        return [int(slot) for slot in order]
+
+
+class _Picture:
+    """Sums power (row, frequency, time) over ``n`` frames a column."""
+
+    def __init__(self, n: int) -> None:
+        self.n = max(1, n)
+        self.columns: list[Tensor] = []
+        self.rest: Tensor | None = None
+
+    def add(self, power: Tensor) -> None:
+        """Append frames."""
+        if self.rest is not None:
+            power = torch.cat([self.rest, power], -1)
+        count = power.shape[-1] // self.n
+        whole = power[..., : count * self.n]
+        self.rest = power[..., count * self.n :].clone()
+        self.columns.append(whole.unflatten(-1, (count, self.n)).mean(-1))
+
+    def finish(self) -> FloatArray:
+        """Return (row, frequency, column)."""
+        if self.rest is not None and self.rest.shape[-1]:
+            self.columns.append(self.rest.mean(-1, keepdim=True))
+        return torch.cat(self.columns, -1).numpy()
+
+
+def _pad_slots(values: Tensor, n_slots: int) -> Tensor:
+    """Zeros for the slots that decoding did not come to."""
+    missing = n_slots - values.shape[0]
+    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
+
+
+def _cross_fade(tail: Tensor, masks: Tensor) -> Tensor:
+    """``masks`` whose first frames come in as ``tail`` goes out; outermost frames weigh nothing."""
+    n = tail.shape[-1]
+    weight = torch.linspace(0, 1, n)
+    return torch.cat([torch.lerp(tail, masks[..., :n], weight), masks[..., n:]], -1)
+
+
+def _presence(amplitude: Tensor, energy: Tensor, n_frames: int) -> Tensor:
+    """Mean power of (slot, frequency, time) over that of ``energy`` in ``n_frames``, at most one."""
+    mean = amplitude.square().sum((1, 2)) / amplitude.shape[-1]
+    return (mean * n_frames / energy.clamp(min=1e-30)).clamp(max=1)
+
+
+def _cosines(a: Tensor, b: Tensor) -> Tensor:
+    """Cosine of every row of ``a`` with every row of ``b``; zero where a row is zero."""
+    return torch.nn.functional.normalize(a, dim=-1) @ torch.nn.functional.normalize(b, dim=-1).T

@@ -1,0 +1,264 @@
+"""The public API: a waveform or a file of any length, rate and channels into sources and a residual.
+
+Two passes: the first lets the network hear the input and keeps its masks, from which is decided, once for the
+whole input, which slots are sources; the second applies the masks of those at the input's own rate. What no
+source takes is the residual, so sources + residual = input. `Separator.separate` works in memory,
+`Separator.separate_file` from file to files in bounded memory; both give the same stems.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from separator.audio import AudioInfo, Samples, inspect_audio, read_blocks
+from separator.checkpoint import load_model
+from separator.errors import SeparatorError
+from separator.network import SeparationNetwork
+from separator.rendering import Renderer
+from separator.segments import Analysis, Overview, analyse
+from separator.stems import Stem, StemSet, check_writable, stem_folder
+from separator.stft import STFT
+
+MAX_CHANNELS = 64  # a waveform with more is taken for (time, channel)
+ANALYSIS_SHARE = 0.8  # of the time of a run, as the progress shows it
+
+Array = TypeVar("Array", npt.NDArray[Any], Tensor)
+
+
+@dataclass(frozen=True)
+class Separation(Generic[Array]):
+    """A waveform taken apart; arrays are of the kind that was given, sources ordered by falling energy."""
+
+    estimates: Array
+    """(source, channel, time)."""
+    residual: Array
+    """(channel, time): the input minus the estimates."""
+    existence: Array
+    """(source,), probability that it is a source."""
+    masks: Array
+    """(source, frequency, time) in the model's view."""
+    evidence: Array | None
+    """(slot + 1, band, token time): share nobody has explained before the first and after every slot, in the
+    order of decoding; None for a model whose slots do not deplete evidence."""
+    sample_rate: int
+
+
+@dataclass(frozen=True)
+class FileSeparation:
+    """A file taken apart on disk."""
+
+    input: Path
+    sample_rate: int
+    channels: int
+    seconds: float
+    gain_db: float
+    """Gain of all stems alike: 0, or less where a stem would have clipped."""
+    sources: tuple[Stem, ...]
+    """Ordered by falling energy."""
+    existence: tuple[float, ...]
+    """Of each source, the probability that it is one."""
+    residual: Stem
+    overview: Overview
+    """For a picture; its slots are the sources, in the same order."""
+
+
+class Separator:
+    """A network ready to separate; `load` makes one from a model's name or folder."""
+
+    def __init__(self, network: SeparationNetwork) -> None:
+        if network.training:
+            raise SeparatorError(f"{network.training=}; call network.eval() before separating")
+        self.network = network
+
+    @classmethod
+    def load(cls, name_or_dir: str | Path = "soundscapes", device: str = "auto") -> "Separator":
+        """Load a shipped model by name, or one from its folder.
+
+        Raises:
+            SeparatorError: there is no such model, its files are corrupt, or there is no such device.
+        """
+        return cls(load_model(name_or_dir, _pick_device(device)))
+
+    def separate(
+        self, waveform: Array, sample_rate: int, n_slots: int = 4, min_existence: float | None = None
+    ) -> Separation[Array]:
+        """Separate a waveform (channel, time), floats, into at most ``n_slots`` sources and a residual.
+
+        ``min_existence`` is the probability from which a slot counts as a source: None means the model's own
+        threshold, and 0 returns every slot.
+
+        Raises:
+            SeparatorError: the waveform, the rate, ``n_slots`` or ``min_existence`` is not as described.
+        """
+        threshold = self._threshold(n_slots, min_existence)
+        samples = _checked(waveform, sample_rate)
+        analysis = analyse(self.network, [samples], sample_rate, n_slots=n_slots, length=samples.shape[1])
+        slots = _sources(analysis, threshold)
+        stretches = list(self._renderer(analysis, sample_rate).render([samples], slots))
+        estimates = np.concatenate([block for _, block in stretches], axis=-1)
+        order = np.argsort(-np.square(estimates, dtype=np.float64).sum((1, 2)), kind="stable")
+        slots = [slots[k] for k in order]
+        estimates = estimates[order]
+        evidence = analysis.overview.evidence
+
+        def back(values: Samples) -> Array:
+            """Of the kind that was given."""
+            if isinstance(waveform, Tensor):
+                return torch.from_numpy(np.ascontiguousarray(values)).to(waveform.device)
+            return values
+
+        return Separation(
+            estimates=back(estimates),
+            residual=back(samples - estimates.sum(0)),
+            existence=back(analysis.existence[slots]),
+            masks=back(analysis.spool.read(0, analysis.spool.n_frames).numpy()[slots]),
+            evidence=None if evidence is None else back(evidence),
+            sample_rate=sample_rate,
+        )
+
+    def separate_file(
+        self,
+        path: str | Path,
+        output_dir: str | Path = "separated",
+        n_slots: int = 4,
+        min_existence: float | None = None,
+        *,
+        overwrite: bool = False,
+        progress: Callable[[float], None] = lambda share: None,
+    ) -> FileSeparation:
+        """Separate a file into ``<output_dir>/<stem>/source1.wav ... residual.wav``; else as `separate`.
+
+        The stems have the file's rate, channels, length and, where wav has it, coding of samples.
+        ``progress`` is told the share that is done.
+
+        Raises:
+            SeparatorError: the file cannot be read, or the folder cannot be written or holds stems.
+        """
+        threshold = self._threshold(n_slots, min_existence)
+        info = inspect_audio(path)
+        folder = stem_folder(path, output_dir, overwrite=overwrite)
+        check_writable(output_dir)
+        analysis = analyse(
+            self.network,
+            read_blocks(info.path),
+            info.sample_rate,
+            n_slots=n_slots,
+            length=info.length,
+            progress=lambda share: progress(ANALYSIS_SHARE * share),
+        )
+        slots = _sources(analysis, threshold)
+        renderer = self._renderer(analysis, info.sample_rate)
+        share_left = 1 - ANALYSIS_SHARE
+        written = _write_stems(
+            renderer, info, folder, slots, lambda share: progress(ANALYSIS_SHARE + share_left * share)
+        )
+        slots = [slots[k] for k in written.order]
+        view = analysis.overview
+        return FileSeparation(
+            input=info.path,
+            sample_rate=info.sample_rate,
+            channels=info.channels,
+            seconds=written.length / info.sample_rate,
+            gain_db=20 * math.log10(written.gain),
+            sources=tuple(written.sources),
+            existence=tuple(float(analysis.existence[s]) for s in slots),
+            residual=written.residual,
+            overview=Overview(view.mixture, view.slots[slots], view.evidence, view.seconds, view.sample_rate),
+        )
+
+    def _threshold(self, n_slots: int, min_existence: float | None) -> float:
+        """Check the options; return the probability from which a slot is a source."""
+        if n_slots < 1:
+            raise SeparatorError(f"{n_slots=} leaves no slot for a source; pass at least 1")
+        if min_existence is None:
+            return self.network.config.min_existence
+        if not 0 <= min_existence <= 1:
+            raise SeparatorError(f"{min_existence=} is no probability; pass a number from 0 to 1")
+        return min_existence
+
+    def _renderer(self, analysis: Analysis, sample_rate: int) -> Renderer:
+        config = self.network.config
+        stft = STFT(config.n_fft, config.hop_length)
+        return Renderer(analysis.spool, stft, config.sample_rate, sample_rate)
+
+
+class _Written(NamedTuple):
+    """What was written for one input."""
+
+    order: list[int]  # of the estimates, by falling energy
+    sources: list[Stem]
+    residual: Stem
+    gain: float
+    length: int
+
+
+def _write_stems(
+    renderer: Renderer,
+    info: AudioInfo,
+    folder: Path,
+    slots: list[int],
+    progress: Callable[[float], None],
+    gain: float = 1.0,
+) -> _Written:
+    """Apply the masks of ``slots`` to the file; again with a lower gain where a stem would clip."""
+    length = 0
+    with StemSet(folder, len(slots), info, gain=gain) as stems:
+        for mixture, estimates in renderer.render(read_blocks(info.path), slots):
+            stems.write(mixture, estimates)
+            length += mixture.shape[1]
+            progress(min(1.0, length / max(1, info.length)))
+        fitting = stems.fitting_gain
+        if fitting == gain:
+            return _Written(*stems.publish(), gain, length)
+    return _write_stems(renderer, info, folder, slots, progress, fitting)
+
+
+def _sources(analysis: Analysis, threshold: float) -> list[int]:
+    """Slots that count as sources."""
+    return [s for s, p in enumerate(analysis.existence.tolist()) if p >= threshold]
+
+
+def _pick_device(device: str) -> torch.device:
+    """Resolve ``auto`` to a GPU where there is one.
+
+    Raises:
+        SeparatorError: torch does not know or have the device.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SeparatorError(f"{device=} cannot be used ({reason}); pass auto or cpu") from error
+
+
+def _checked(waveform: npt.NDArray[Any] | Tensor, sample_rate: int) -> npt.NDArray[np.float32]:
+    """Return the waveform as float32.
+
+    Raises:
+        SeparatorError: it is not (channel, time) of finite floats, or the rate is not positive.
+    """
+    values = waveform.detach().cpu().numpy() if isinstance(waveform, Tensor) else waveform
+    if sample_rate < 1:
+        raise SeparatorError(f"{sample_rate=} Hz is not positive; pass the waveform's own rate")
+    if values.ndim != 2 or not 1 <= values.shape[0] <= MAX_CHANNELS or values.shape[1] < 1:
+        raise SeparatorError(
+            f"waveform has shape {values.shape}; pass (channel, time) with 1 to {MAX_CHANNELS} channels"
+            ", a mono one as waveform[None]"
+        )
+    if not np.issubdtype(values.dtype, np.floating):
+        raise SeparatorError(f"waveform is {values.dtype}; pass floats, 16-bit integers divided by 32768")
+    if not np.isfinite(values).all():
+        channel, sample = np.argwhere(~np.isfinite(values))[0]
+        raise SeparatorError(
+            f"waveform[{channel}, {sample}] is {values[channel, sample]}; pass finite numbers only"
+        )
+    return values.astype(np.float32)
