@@ -1,8 +1,8 @@
 """Counting, learnt last: the existence head fitted to a finished network, and the threshold it is read at.
 
-While masks still change, what tells a source from a left-over changes with them, and a count learnt on the way swings.
-So the head is fitted afterwards on frozen slots, with labels from the best assignment of the true sources, and the
-threshold is the one that counts best on recordings that neither saw.
+While masks still change, what tells a source from a left-over changes with them, and a count learnt on the
+way swings. So the head is fitted afterwards on frozen slots, with labels from the best assignment of the true
+sources, and the threshold is the one that counts best on recordings that neither saw.
 """
 
 import dataclasses
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from separator.datasets import Bank, MixingConfig, draw_mixture
+from separator.layers import ExistenceHead
 from separator.losses import best_assignment, pairwise_si_sdr
-from separator.network import ExistenceHead, NetworkConfig, SeparationNetwork
+from separator.network import NetworkConfig, SeparationNetwork
 from separator.stft import STFT
 
 THRESHOLDS = np.linspace(0.1, 0.9, 81)
@@ -52,9 +53,9 @@ class SlotSet(NamedTuple):
 def calibrate(
     network: SeparationNetwork, train: Bank, validation: Bank, config: CalibrationConfig
 ) -> tuple[NetworkConfig, float]:
-    """Fit ``network.existence`` in place; return the configuration with its threshold, and the share of right counts.
+    """Fit ``network.existence`` in place; return the config with its threshold, and how often it is right.
 
-    The share is that of the validation mixtures the threshold was chosen on.
+    The share is that of the validation mixtures on which the threshold was chosen.
     """
     network.eval()
     fitted = fit_head(network.existence, collect_slots(network, train, config, config.n_train, 0), config)

@@ -1,9 +1,10 @@
 """The training bank and the mixtures made from it on the fly.
 
-Dataset classes live here; the folders under ``data/`` hold their preparation. A bank is a folder with ``audio.i16``
-(16 kHz mono clips, one behind the other) and ``clips.csv`` (one row a clip). A source is made of one or more clips of
-one recording family, as steps or words follow each other; a mixture is a sum of sources of different families. Every
-draw of mixture ``index`` comes from ``(seed, index)`` alone, so a resumed run sees what it would have seen.
+Dataset classes live here; the folders under ``data/`` hold their preparation. A bank is a folder with
+``audio.i16`` (16 kHz mono clips, one behind the other) and ``clips.csv`` (one row a clip). A source is made
+of one or more clips of one recording family, as steps or words follow each other; a mixture is a sum of
+sources of different families. Every draw of batch ``index`` comes from ``(seed, index)`` alone, so a
+resumed run sees what it would have seen.
 """
 
 import csv
@@ -66,7 +67,9 @@ class Bank:
     def __init__(self, directory: Path, split: str) -> None:
         index = directory / "clips.csv"
         if not index.is_file():
-            raise SeparatorError(f"no bank at {directory}: clips.csv is missing; run data/soundscapes/prepare.py")
+            raise SeparatorError(
+                f"no bank at {directory}: clips.csv is missing; run data/soundscapes/prepare.py"
+            )
         with index.open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["split"] == split]
         rows = [row for row in rows if float(row["bandwidth_hz"] or 0) >= BAND_LIMIT_HZ]
@@ -75,7 +78,9 @@ class Bank:
         self.audio = np.memmap(directory / "audio.i16", dtype="<i2", mode="r")
         self.clips: dict[str, dict[str, list[Clip]]] = {}
         for row in rows:
-            clip = Clip(int(row["start"]), int(row["length"]), row["family"], row["rough_class"], row["package"])
+            clip = Clip(
+                int(row["start"]), int(row["length"]), row["family"], row["rough_class"], row["package"]
+            )
             self.clips.setdefault(clip.rough_class, {}).setdefault(clip.family, []).append(clip)
         self.classes = list(self.clips)
         self._class_share = _shares([[c for f in self.clips[k].values() for c in f] for k in self.classes])
@@ -96,18 +101,28 @@ class Bank:
         return self.clips[rough_class][families[rng.choice(len(families), p=self._family_share[rough_class])]]
 
     def draw_background(self, rng: np.random.Generator) -> Clip:
-        """Draw a clip long enough for a background."""
+        """Draw a clip long enough for a background.
+
+        Raises:
+            SeparatorError: the bank has none.
+        """
+        if not self.backgrounds:
+            raise SeparatorError(
+                f"no clip of {BACKGROUND_SECONDS} s or more for a background; pass scene_share=0"
+            )
         return self.backgrounds[rng.choice(len(self.backgrounds), p=self._background_share)]
 
     def read(self, clip: Clip) -> Samples:
         """Samples of a clip in [-1, 1]."""
-        return self.audio[clip.start : clip.start + clip.length].astype(np.float32) / 32768
+        return self.audio[clip.start : clip.start + clip.length].astype(np.float32) / np.float32(32768)
 
 
 class MixtureDataset(Dataset[dict[str, Tensor]]):
-    """Training batches by index: waveforms ``sources`` [B, K, time] and ``mixture`` [B, time], ``active`` [B, K]."""
+    """Training batches by index: ``sources`` [B, K, time], ``mixture`` [B, time] and ``active`` [B, K]."""
 
-    def __init__(self, bank: Bank, config: MixingConfig, *, batch_size: int, n_batches: int, seed: int) -> None:
+    def __init__(
+        self, bank: Bank, config: MixingConfig, *, batch_size: int, n_batches: int, seed: int
+    ) -> None:
         self.bank = bank
         self.config = config
         self.batch_size = batch_size
@@ -130,7 +145,7 @@ class MixtureDataset(Dataset[dict[str, Tensor]]):
 
 
 def draw_mixture(bank: Bank, config: MixingConfig, rng: np.random.Generator) -> tuple[Samples, Samples]:
-    """Draw a mixture: its sources [len(counts), time], silent where there is none, and its noise floor [time]."""
+    """Draw a mixture: sources [len(counts), time], silent where there is none, and its noise floor [time]."""
     length = round(config.seconds * SAMPLE_RATE)
     sources = np.zeros((len(config.counts), length), np.float32)
     count = 1 + int(rng.choice(len(config.counts), p=config.counts))
@@ -217,11 +232,12 @@ def change_speed(audio: Samples, speed: float) -> Samples:
     if speed == 1.0 or len(audio) < 2:
         return audio
     positions = np.arange(0, len(audio) - 1, speed)
-    return np.interp(positions, np.arange(len(audio)), audio).astype(np.float32)
+    faster: Samples = np.interp(positions, np.arange(len(audio)), audio).astype(np.float32)
+    return faster
 
 
 def augment(source: Samples, config: MixingConfig, rng: np.random.Generator) -> Samples:
-    """Filter a source: a random smooth equaliser, sometimes a room, sometimes a narrower band; one FFT for all."""
+    """Filter a source by one FFT: a random smooth equaliser, sometimes a room, sometimes a narrower band."""
     length = len(source)
     size = 1 << (length + SAMPLE_RATE // 2 - 1).bit_length()
     frequencies = np.arange(size // 2 + 1) / (size // 2)
@@ -235,11 +251,12 @@ def augment(source: Samples, config: MixingConfig, rng: np.random.Generator) -> 
         response *= (frequencies / edge) ** 8 / (1 + (frequencies / edge) ** 8)
     if rng.random() < config.reverberant:
         response *= fft.rfft(room_response(rng), size).astype(np.complex64)
-    return fft.irfft(fft.rfft(source, size) * response, size)[:length].astype(np.float32)
+    filtered: Samples = fft.irfft(fft.rfft(source, size) * response, size)[:length].astype(np.float32)
+    return filtered
 
 
 def room_response(rng: np.random.Generator) -> Samples:
-    """Impulse response of an imagined room: the direct sound and an exponentially decaying, darkening tail."""
+    """Impulse response of an imagined room: the direct sound and a decaying, dark tail."""
     duration = float(rng.uniform(0.1, 0.45))
     n = int(duration * SAMPLE_RATE)
     tail = rng.standard_normal(n) * np.exp(-6.9 * np.arange(n) / n)
@@ -263,5 +280,6 @@ def set_level(source: Samples, level_db: float) -> Samples:
 
 def _shares(groups: list[list[Clip]]) -> npt.NDArray[np.float64]:
     """Probability of each group: its samples to the power `CLASS_POWER`."""
-    sizes = np.array([sum(clip.length for clip in group) for group in groups], dtype=np.float64) ** CLASS_POWER
-    return sizes / sizes.sum()
+    lengths = [sum(clip.length for clip in group) for group in groups]
+    sizes: npt.NDArray[np.float64] = np.array(lengths, dtype=np.float64) ** CLASS_POWER
+    return np.asarray(sizes / sizes.sum())

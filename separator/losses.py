@@ -1,11 +1,13 @@
 """Training losses on masks and spectrograms; no waveform is synthesised.
 
-The STFT is a tight frame, so the energy of a masked spectrogram minus a source's bounds the energy of the waveforms'
-difference, and for real masks M on a mixture X the error against a source S is
+The STFT is a tight frame, so the energy of a masked spectrogram minus a source's bounds that of their
+waveforms' difference, and for real masks M on a mixture X the error against a source S is
 ``sum M^2 |X|^2 - 2 M Re(X conj S) + |S|^2``: one matrix product gives every (slot, source) pair.
 
-Loss of a matched pair: thresholded negative SNR (Wisdom et al., "What's all the FUSS about free universal sound
-separation data?", 2021). Loss of a slot without a source: its level over the mixture's, thresholded likewise.
+Loss of a matched pair: thresholded negative SNR (Wisdom et al., "What's all the FUSS about free universal
+sound separation data?", 2021). Loss of a slot without a source: its level over the mixture's, likewise
+thresholded. Guided masks (see `network`) have the first loss, each against its own source. Claims are held
+to the true shares, or evidence would be spent before every source is found.
 """
 
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from separator.network import Decomposition
+from separator.network import Decomposition, Guidance
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class LossConfig:
     zero_weight: float = 0.1
     existence_weight: float = 0.1
     guided_weight: float = 0.5
+    claim_weight: float = 4.0
 
 
 class LossTerms(NamedTuple):
@@ -39,18 +42,20 @@ class LossTerms(NamedTuple):
     """Mean level of the slots without a source, dB re the mixture."""
     guided: Tensor
     """Mean thresholded SNR of the guided masks, dB, negated; zero where there are none."""
+    claim: Tensor
+    """Mean cross-entropy of claims and true shares, of guided slots and of those found; zero likewise."""
     existence: Tensor
     """Mean binary cross-entropy of the existence logits."""
 
 
 def pairwise_error(masks: Tensor, mixture: Tensor, sources: Tensor) -> Tensor:
-    """Energy of masked mixture minus source, for masks [B, S, F, T] and complex sources [B, K, F, T]: [B, S, K]."""
+    """Energy [B, S, K] of masked mixture minus source: masks [B, S, F, T], complex sources [B, K, F, T]."""
     kept, cross = _products(masks, mixture, sources)
     return (kept[:, :, None] - 2 * cross + energy(sources)[:, None]).clamp(min=0)
 
 
 def pairwise_si_sdr(masks: Tensor, mixture: Tensor, sources: Tensor) -> Tensor:
-    """SI-SDR in dB, without mean removal, of every masked mixture against every source: [B, S, K] as above."""
+    """SI-SDR in dB [B, S, K], without mean removal, of every masked mixture against every source."""
     kept, cross = _products(masks, mixture, sources)
     target = cross.square() / energy(sources).clamp(min=1e-12)[:, None]
     distortion = (kept[:, :, None] - target).clamp(min=1e-12)
@@ -72,7 +77,7 @@ def energy(spectrogram: Tensor) -> Tensor:
 
 
 def best_assignment(cost: Tensor, active: Tensor) -> Tensor:
-    """Slot of each source, [B, K] (-1 where ``active`` [B, K] is false), of least total ``cost`` [B, S, K]."""
+    """Slot of each source [B, K], -1 where ``active`` [B, K] is false, of least total ``cost`` [B, S, K]."""
     slots = torch.full(active.shape, -1, dtype=torch.long)
     for b, matrix in enumerate(cost.detach().cpu().numpy()):
         present = active[b].nonzero().squeeze(-1).cpu()
@@ -89,8 +94,8 @@ def separation_loss(
     Args:
         decomposition: of ``mixture``.
         mixture: complex [B, F, T].
-        sources: complex [B, K, F, T], zero where ``active`` [B, K] is false; K is at most the number of slots.
-        active: which sources exist.
+        sources: complex [B, K, F, T], zero where ``active`` is false; K is at most the number of slots.
+        active: [B, K], which sources exist.
         config: thresholds and weights.
     """
     masks = decomposition.masks
@@ -112,13 +117,31 @@ def separation_loss(
     existence = nn.functional.binary_cross_entropy_with_logits(decomposition.existence_logits, exists)
     # a slot without a source weighs zero_weight of a source
     n_active = active.sum()
-    guided = torch.zeros_like(snr)
-    if decomposition.guided_masks is not None:
-        diagonal = torch.diagonal(pairwise_error(decomposition.guided_masks, mixture, sources), dim1=1, dim2=2)
+    guided = claim = torch.zeros_like(snr)
+    if decomposition.guidance is not None:
+        given = decomposition.guidance
+        diagonal = torch.diagonal(pairwise_error(given.masks, mixture, sources), dim1=1, dim2=2)
         guided = (10 * torch.log10((diagonal + snr_floor) / source_energy))[active].mean()
+        claim = claim_loss(given, assigned, active)
     total = (matched[active].sum() + config.zero_weight * (silence * empty).sum()) / n_active
-    total = total + config.guided_weight * guided + config.existence_weight * existence
-    return LossTerms(total, snr, zero, guided, existence)
+    total = total + config.guided_weight * guided + config.claim_weight * claim
+    return LossTerms(total + config.existence_weight * existence, snr, zero, guided, claim, existence)
+
+
+def claim_loss(given: Guidance, assigned: Tensor, active: Tensor) -> Tensor:
+    """Cross-entropy of claims and true shares, by power; a slot without a source should claim nothing.
+
+    ``assigned`` [B, K] is the slot of each source, as `best_assignment` gives it.
+    """
+    n_slots = given.claims.shape[1]
+    one_hot = nn.functional.one_hot(assigned.clamp(min=0), n_slots) * active[..., None]  # [B, K, S]
+    targets = torch.einsum("bks,bklc->bslc", one_hot.to(given.shares), given.shares)
+    own = nn.functional.binary_cross_entropy_with_logits(given.claims.float(), targets, reduction="none")
+    guided = nn.functional.binary_cross_entropy_with_logits(
+        given.guided_claims.float(), given.shares, reduction="none"
+    )
+    weights = given.weights[:, None]
+    return (weights * own).sum((2, 3)).mean() + (weights * guided).sum((2, 3))[active].mean()
 
 
 def _power(spectrogram: Tensor) -> Tensor:

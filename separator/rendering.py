@@ -22,8 +22,8 @@ from separator.stft import STFT
 
 HOP_STEP = 16  # hops are multiples of it, so that every common rate has a fast transform
 TOP_BAND_SHARE = 1 / 8  # of the model's band: its mean mask holds above the band
-SPOOL_BYTES = 1 << 25  # masks beyond this go to a temporary file
-WINDOW_VALUES = 1 << 21  # complex values of all estimates in a window: bounds the memory
+SPOOL_BYTES = 1 << 22  # masks beyond this go to a temporary file
+WINDOW_VALUES = 1 << 19  # complex values of all estimates in a window: bounds the memory
 
 
 class MaskSpool:

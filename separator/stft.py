@@ -1,9 +1,10 @@
 """The short-time Fourier transform at the front and the end of the pipeline; it owns all frame arithmetic.
 
-The square root of a periodic Hann window is used twice, for analysis and for synthesis. Its square sums to a
-constant over the frames whenever the hop divides the window at least twice, so the transform is a tight frame: the
-inverse is the adjoint, reconstruction is exact up to both edges, and (with the constant divided out) the energy of a
-spectrogram is the energy of its waveform. Frame t is centred on sample ``t * hop_length - n_fft / 2 + hop_length``.
+The square root of a periodic Hann window is used twice, for analysis and for synthesis. Its square sums to
+a constant over the frames whenever the hop divides the window at least twice, so it is a tight frame:
+the inverse is the adjoint, reconstruction is exact up to both edges, and (with the constant divided out) the
+energy of a spectrogram is the energy of its waveform. Frame t is centred on sample
+``t * hop_length - n_fft / 2 + hop_length``.
 
 Reference: Allen and Rabiner, "A unified approach to short-time Fourier analysis and synthesis", 1977.
 """
@@ -55,7 +56,8 @@ class STFT(nn.Module):
         padded_length = (self.n_frames(length) - 1) * self.hop_length + self.n_fft
         padded = nn.functional.pad(waveform, (left, padded_length - left - length))
         frames = padded.unfold(-1, self.n_fft, self.hop_length)  # (..., time, n_fft)
-        return torch.fft.rfft(frames * self.window, norm="ortho").transpose(-1, -2)
+        spectrum: Tensor = torch.fft.rfft(frames * self.window, norm="ortho")
+        return spectrum.transpose(-1, -2)
 
     def inverse(self, spectrogram: Tensor, length: int) -> Tensor:
         """Synthesise (..., frequency, time) into the ``length`` samples that were analysed.
@@ -75,4 +77,5 @@ class STFT(nn.Module):
         for overlap in range(self.overlaps):
             padded[..., overlap : overlap + n_frames, :] += pieces[..., overlap, :]
         left = self.n_fft - self.hop_length
-        return padded.flatten(-2)[..., left : left + length]
+        waveform: Tensor = padded.flatten(-2)[..., left : left + length]
+        return waveform

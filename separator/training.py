@@ -1,9 +1,9 @@
 """The trainer: from a recipe's table to weights, resumable to the bit.
 
 A run folder holds ``config.json`` (resolved recipe, seed, environment), ``log.jsonl`` (one line every
-`TrainingConfig.log_every` steps), ``state.safetensors`` (weights, averaged weights, optimiser) and its step in
-``state.json``. The draws of step n depend on ``(seed, n)`` alone, so a run that was killed and resumed ends with the same
-weights as one that was not.
+`TrainingConfig.log_every` steps), ``state-N.safetensors`` (weights, their average, optimiser after step N)
+and ``state.json``, which names the newest whole one. The draws of step n depend on ``(seed, n)`` alone, so
+a run that was killed and resumed ends with the same weights as one that was not.
 """
 
 import dataclasses
@@ -43,9 +43,13 @@ class Stage:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Stage":
         """Build from a table ``{until, batch_size, mixing = {...}, loss = {...}}``."""
-        mixing = {k: tuple(v) if isinstance(v, list) else v for k, v in values.get("mixing", {}).items()}
+        given: dict[str, Any] = values.get("mixing", {})
+        mixing: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
         return cls(
-            values["until"], values["batch_size"], MixingConfig(**mixing), LossConfig(**values.get("loss", {}))
+            values["until"],
+            values["batch_size"],
+            MixingConfig(**mixing),
+            LossConfig(**values.get("loss", {})),
         )
 
 
@@ -104,13 +108,14 @@ class TrainingState:
 
 
 def train(config: TrainingConfig, bank_directory: Path, run_directory: Path) -> SeparationNetwork:
-    """Train to the end of the last stage, from the run folder's state if it has one; return the averaged network."""
+    """Train to the end of the last stage, from the run folder's state if any; return the averaged network."""
     run_directory.mkdir(parents=True, exist_ok=True)
     state = new_state(config)
     if (run_directory / "state.json").is_file():
         load_state(state, run_directory)
     else:
-        _write_json(run_directory / "config.json", {**dataclasses.asdict(config), "environment": environment()})
+        resolved = {**dataclasses.asdict(config), "environment": environment()}
+        _write_json(run_directory / "config.json", resolved)
     stft = STFT(config.network.n_fft, config.network.hop_length)
     bank = Bank(bank_directory, "train")
     validation = validation_mixtures(Bank(bank_directory, "validation"), config)
@@ -119,7 +124,8 @@ def train(config: TrainingConfig, bank_directory: Path, run_directory: Path) -> 
     for stage, batch in batches(bank, config, state.step):
         window.append(train_step(state, config, stage, stft, batch))
         if state.step % config.log_every == 0 or state.step == config.steps:
-            record = {name: float(np.mean([float(t[i]) for t in window])) for i, name in enumerate(LossTerms._fields)}
+            means = torch.tensor([list(map(float, terms)) for terms in window]).mean(0).tolist()
+            record = dict(zip(LossTerms._fields, means, strict=True))
             seconds = (time.monotonic() - started) / (state.step - first)
             _log(run_directory, {"step": state.step, "seconds_per_step": round(seconds, 4), **record})
             window = []
@@ -133,7 +139,7 @@ def train(config: TrainingConfig, bank_directory: Path, run_directory: Path) -> 
 def new_state(config: TrainingConfig) -> TrainingState:
     """Networks and optimiser before the first step, a function of the seed."""
     torch.manual_seed(config.seed)
-    network = SeparationNetwork(config.network).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network = SeparationNetwork(config.network).to(memory_format=torch.channels_last)
     average = SeparationNetwork(config.network)
     average.load_state_dict(network.state_dict())
     optimizer = torch.optim.AdamW(
@@ -175,14 +181,15 @@ def train_step(
         decomposition = network(mixture, sources=sources if stage.loss.guided_weight else None)
     terms = separation_loss(decomposition, mixture, sources, batch["active"], stage.loss)
     state.optimizer.zero_grad(set_to_none=True)
-    terms.total.backward()  # type: ignore[no-untyped-call]
+    terms.total.backward()
     norm = torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip)
     if torch.isfinite(norm):
         state.optimizer.step()
     state.step += 1
     decay = min(config.averaging, state.step / (state.step + 10))
     with torch.no_grad():
-        for mean, value in zip(state.average.state_dict().values(), network.state_dict().values(), strict=True):
+        values = network.state_dict().values()
+        for mean, value in zip(state.average.state_dict().values(), values, strict=True):
             if mean.dtype.is_floating_point:
                 mean.lerp_(value, 1 - decay)
             else:
@@ -208,7 +215,7 @@ def validation_mixtures(bank: Bank, config: TrainingConfig) -> list[tuple[Tensor
 
 
 def validate(network: SeparationNetwork, stft: STFT, mixtures: list[tuple[Tensor, int]]) -> dict[str, float]:
-    """Mean SI-SDR (1 source) or its improvement (more) with known count, dB, and the share of right counts."""
+    """Mean SI-SDR (1 source) or its improvement (more), known count, dB, and the share of right counts."""
     scores: dict[int, list[float]] = {}
     right = []
     network.eval()
@@ -223,7 +230,8 @@ def validate(network: SeparationNetwork, stft: STFT, mixtures: list[tuple[Tensor
             gain = quality.gather(1, slots[:, None])[0, 0] - (whole if count > 1 else 0)
             scores.setdefault(count, []).extend(gain.tolist())
             right.append(float((out.existence_logits > 0).sum() == count))
-    return {**{f"si_sdri_{k}": round(float(np.mean(v)), 2) for k, v in sorted(scores.items())}, "count": np.mean(right)}
+    means = {f"si_sdri_{k}": round(float(np.mean(v)), 2) for k, v in sorted(scores.items())}
+    return {**means, "count": round(float(np.mean(right)), 3)}
 
 
 def save_state(state: TrainingState, directory: Path) -> None:
@@ -231,8 +239,9 @@ def save_state(state: TrainingState, directory: Path) -> None:
     tensors = {f"network.{k}": v.contiguous() for k, v in state.network.state_dict().items()}
     tensors |= {f"average.{k}": v.contiguous() for k, v in state.average.state_dict().items()}
     names = {p: name for name, p in state.network.named_parameters()}
-    for parameter, values in state.optimizer.state.items():
-        tensors |= {f"optimizer.{names[parameter]}.{k}": v.contiguous() for k, v in values.items()}
+    for parameter, name in names.items():
+        values = state.optimizer.state[parameter]
+        tensors |= {f"optimizer.{name}.{k}": v.contiguous() for k, v in values.items()}
     temporary = directory / f"state-{state.step}.safetensors"
     save_file(tensors, temporary)
     _write_json(directory / "state.json", {"step": state.step, "file": temporary.name})
@@ -254,9 +263,7 @@ def load_state(state: TrainingState, directory: Path) -> None:
     for name, parameter in state.network.named_parameters():
         values = part(f"optimizer.{name}.")
         if values:
-            state.optimizer.state[parameter] = {
-                k: v.to(memory_format=torch.preserve_format) for k, v in values.items()
-            }
+            state.optimizer.state[parameter] = values
     state.step = saved["step"]
 
 

@@ -1,6 +1,11 @@
 """Agreement with the paper's own package, which the `dev` extra installs."""
 
 import itertools
+import json
+import runpy
+import shutil
+import tomllib
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -8,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from separator.attention import DEPLETION_FORMS, SlotAttention, build_mechanism, explained_share
+from separator.report import stale_tables
 
 reference = pytest.importorskip("evidence_depletion")
 baselines = pytest.importorskip("evidence_depletion.baselines")
 
+RECIPE = Path(__file__).parents[1] / "recipes" / "attention_speed"
 TOLERANCE = 1e-5
 SIZES = [(3, 20, 16, 4), (2, 300, 64, 5)]  # B, L, D, S
 
@@ -124,3 +131,35 @@ def test_the_greedy_order_agrees_wherever_the_reference_starts_with_slot_0() -> 
             torch.testing.assert_close(out.slots, expected.slots, atol=TOLERANCE, rtol=0)
             torch.testing.assert_close(out.evidence, expected.evidence, atol=TOLERANCE, rtol=0)
     assert len(orders) >= 2
+
+
+def test_the_speed_recipe_measures_both_and_writes_its_table(tmp_path: Path) -> None:
+    recipe, results, readme = tmp_path / "recipe.toml", tmp_path / "speed.json", tmp_path / "README.md"
+    shutil.copy(RECIPE / "README.md", readme)
+    recipe.write_text(
+        'threads = 1\nrepeats = 1\nmechanisms = ["evidence_binary", "vanilla"]\nshapes = [[2, 9, 8, 3]]\n'
+    )
+    run = runpy.run_path(str(RECIPE / "run.py"))
+    run["main"]([str(recipe), "--results", str(results), "--readme", str(readme)])
+    rows = json.loads(results.read_text())["rows"]
+    assert [row["mechanism"] for row in rows] == ["evidence_binary", "vanilla"]
+    for row in rows:
+        assert row["output_difference"] < TOLERANCE
+        assert row["gradient_difference"] < TOLERANCE
+        assert (
+            min(row[key][f"{who}_ms"] for key in ("forward", "training") for who in ("ours", "reference")) > 0
+        )
+    assert "| evidence_binary | 2, 9, 8, 3 | forward |" in readme.read_text()
+
+
+def test_the_speed_readme_is_what_its_results_give_and_meets_its_floors() -> None:
+    """Never slower; with dense tokens at least 4 times faster forward, and 2 times with backward."""
+    results = json.loads((RECIPE / "results" / "speed.json").read_text())
+    tables = runpy.run_path(str(RECIPE / "run.py"))["tables"](results)
+    assert stale_tables(RECIPE / "README.md", tables) == []
+    rows = [row for row in results["rows"] if row["mechanism"] == "evidence_quadratic"]
+    assert [row["shape"] for row in rows] == tomllib.loads((RECIPE / "recipe.toml").read_text())["shapes"]
+    for row in rows:
+        for key, floor in (("forward", 4), ("training", 2)):
+            times_faster = row[key]["reference_ms"] / row[key]["ours_ms"]
+            assert times_faster >= (floor if row["shape"][1] >= 2048 else 1), (row["shape"], key)

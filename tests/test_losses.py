@@ -8,13 +8,14 @@ import torch
 from separator.losses import (
     LossConfig,
     best_assignment,
+    claim_loss,
     energy,
     pairwise_error,
     pairwise_si_sdr,
     separation_loss,
 )
 from separator.metrics import pairwise_si_sdr as pairwise_si_sdr_of_waveforms
-from separator.network import Decomposition
+from separator.network import Decomposition, Guidance
 from separator.stft import STFT
 
 STFT_ = STFT()
@@ -95,8 +96,43 @@ def test_existence_targets_are_the_assigned_slots() -> None:
     active = torch.ones(1, 1, dtype=torch.bool)
     right = decomposition(masks, torch.tensor([[-20.0, -20.0, 20.0]]))
     wrong = decomposition(masks, torch.tensor([[20.0, -20.0, -20.0]]))
-    losses = [separation_loss(d, spectra[:, 0], spectra, active, LossConfig()).existence for d in (right, wrong)]
+    losses = [
+        separation_loss(d, spectra[:, 0], spectra, active, LossConfig()).existence for d in (right, wrong)
+    ]
     assert losses[0] < 1e-6 < 10 < losses[1]
+
+
+def test_claims_of_the_true_shares_cost_least_wherever_their_slot_is() -> None:
+    shares = torch.rand(1, 2, 5, 3, generator=torch.Generator().manual_seed(0))
+    weights = torch.full((1, 5, 3), 1 / 15)
+    logits = torch.logit(shares)
+    nothing = torch.full((1, 1, 5, 3), -20.0)
+    assigned, active = torch.tensor([[2, 0]]), torch.ones(1, 2, dtype=torch.bool)
+
+    def loss(claims: torch.Tensor) -> float:
+        given = Guidance(torch.zeros(0), logits, claims, shares, weights)
+        return float(claim_loss(given, assigned, active))
+
+    right = torch.cat([logits[:, 1:], nothing, logits[:, :1]], 1)
+    entropy = -(shares * shares.log() + (1 - shares) * (1 - shares).log()).mean()
+    assert loss(right) == pytest.approx(float(entropy) * (2 / 3 + 1), abs=1e-4)
+    assert loss(right) < loss(right + 0.3) < loss(right.flip(1))
+
+
+def test_guidance_enters_the_total_by_its_weights() -> None:
+    spectra = STFT_(noise(1, 2, 4000))
+    masks = torch.full((1, 2, *spectra.shape[2:]), 0.5)
+    active = torch.ones(1, 2, dtype=torch.bool)
+    flat = torch.zeros(1, 2, 5, 3)
+    given = Guidance(masks, flat, flat, flat + 0.5, torch.full((1, 5, 3), 1 / 15))
+    config = LossConfig(guided_weight=2.0, claim_weight=3.0)
+    plain = separation_loss(decomposition(masks), spectra.sum(1), spectra, active, config)
+    full = separation_loss(
+        decomposition(masks)._replace(guidance=given), spectra.sum(1), spectra, active, config
+    )
+    assert full.guided == pytest.approx(float(plain.snr), abs=1e-5)
+    assert full.claim == pytest.approx(2 * math.log(2), abs=1e-5)
+    assert full.total == pytest.approx(float(plain.total + 2 * full.guided + 3 * full.claim), abs=1e-4)
 
 
 def test_gradient_reaches_the_masks_and_is_finite_for_silent_sources() -> None:

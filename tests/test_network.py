@@ -1,16 +1,13 @@
 """The network: what holds for any weights. What the shipped weights do is in test_models.py."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
 from separator.errors import SeparatorError
-from separator.network import (
-    ExistenceHead,
-    NetworkConfig,
-    SeparationNetwork,
-    band_matrix,
-    slot_facts,
-)
+from separator.layers import ExistenceHead, band_matrix, slot_facts
+from separator.network import NetworkConfig, SeparationNetwork
 from separator.stft import STFT
 
 MECHANISMS = ["vanilla", "sequential", "evidence_quadratic", "evidence_claim"]
@@ -78,7 +75,7 @@ def test_decoding_stops_when_the_evidence_is_spent() -> None:
 def test_evidence_never_grows() -> None:
     evidence = small(stop_below=0.0)(spectrogram()).evidence
     assert evidence is not None
-    for before, after in zip(evidence, evidence[1:], strict=False):
+    for before, after in pairwise(evidence):
         assert (after <= before + 1e-6).all()
     assert evidence[-1].mean() < evidence[0].mean()
 
@@ -98,16 +95,24 @@ def test_guided_masks_come_with_the_true_sources_and_leave_the_others_alone() ->
     plain = network(mixture)
     torch.manual_seed(5)
     guided = network(mixture, sources=sources)
-    assert plain.guided_masks is None
-    assert guided.guided_masks.shape == sources.shape
+    assert plain.guidance is None
+    assert guided.guidance.masks.shape == sources.shape
     assert torch.equal(plain.masks, guided.masks)
+
+
+def test_guidance_states_the_true_shares_of_every_cell() -> None:
+    mixture = spectrogram()
+    given = small()(mixture, sources=torch.stack([0.5 * mixture, 1.5 * mixture], 1)).guidance
+    sounding = given.shares.sum(1) > 0  # frames that pad the last token are silent
+    torch.testing.assert_close(given.shares[:, 0][sounding], torch.full((int(sounding.sum()),), 0.1))
+    torch.testing.assert_close(given.weights.sum((1, 2)), torch.ones(2))
 
 
 def test_guided_slots_depend_on_which_source_they_are_of() -> None:
     network, mixture = small(), spectrogram()
     low = mixture.clone()
     low[:, 40:] = 0
-    out = network(mixture, sources=torch.stack([low, mixture - low], 1)).guided_masks
+    out = network(mixture, sources=torch.stack([low, mixture - low], 1)).guidance.masks
     assert (out[:, 0] - out[:, 1]).abs().max() > 1e-3
 
 

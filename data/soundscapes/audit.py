@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torchaudio
+from scipy import fft, signal
 from torch import Tensor
 
 SAMPLE_RATE = 16000
@@ -24,8 +25,10 @@ LAGS = (0, 1, 2)  # frames the trimmed beginnings may differ by
 MIN_SIMILARITY = 0.8  # of spectrograms, to correlate the waveforms
 MIN_CORRELATION = {"clip": 0.55, "stretch": 0.5}
 MAX_SECONDS = 10  # of a clip that is correlated
-BACKGROUND_CLASSES = ("ambience_background", "vehicles_mechanical", "animals", "weapons_impacts")
+BACKGROUND_CLASSES = ("ambience_background", "vehicles_mechanical")
 STRETCH_SECONDS = 1.0  # of a background
+BLOCK_SAMPLES = 80_000  # of a training background, correlated at a time
+SILENCE = 1e-3  # of a piece's energy: what is quieter must not look alike
 STRETCH_PLACES = (0.2, 0.6)  # where the stretches lie in the clip
 
 Clip = dict[str, str]
@@ -52,56 +55,54 @@ def find_siblings(bank: Path) -> list[Pair]:
     return sorted(closest.values(), key=lambda pair: -pair.correlation)
 
 
-def correlate(pieces: Sequence[Samples], waveform: Samples) -> list[float]:
-    """The largest normalised correlation of each piece with `waveform`, over shifts that leave half of it."""
-    longest = max(len(piece) for piece in pieces)
-    half = longest // 2
-    padded = np.concatenate([np.zeros(half), waveform, np.zeros(longest)]).astype(np.float32)
-    size = 1 << (len(padded) + longest).bit_length()
-    spectrum = np.fft.rfft(padded, size).astype(np.complex64)
+def correlate(pieces: Samples, waveform: Samples) -> Samples:
+    """The largest normalised correlation of each piece (piece, time) with `waveform`, over all shifts.
+
+    A shift counts if it leaves half of the piece.
+    """
+    length = pieces.shape[-1]
+    half = length // 2
+    padded = np.pad(waveform, (half, length)).astype(np.float32)
+    n_shifts = half + max(1, len(waveform) - half)
+    size = fft.next_fast_len(len(padded) + length, real=True)
+    product = fft.rfft(padded, size) * np.conj(fft.rfft(pieces, size))
+    correlation = np.abs(fft.irfft(product, size))[:, :n_shifts]
     energy = np.concatenate([[0.0], np.cumsum(np.square(padded, dtype=np.float64))])
-    result = []
-    for piece in pieces:
-        n_shifts = max(1, half + len(waveform) - len(piece) // 2)
-        product = spectrum * np.conj(np.fft.rfft(piece, size)).astype(np.complex64)
-        correlation = np.abs(np.fft.irfft(product, size)[:n_shifts])
-        own = float(np.sum(np.square(piece, dtype=np.float64))) + 1e-12
-        there = energy[len(piece) :][:n_shifts] - energy[: len(energy) - len(piece)][:n_shifts]
-        floor = 1e-3 * own  # silence must not look alike
-        result.append(float(np.max(correlation[: len(there)] / np.sqrt(own * (there + floor)))))
-    return result
+    there = energy[length : length + n_shifts] - energy[:n_shifts]
+    own = np.sum(np.square(pieces, dtype=np.float64), axis=1, keepdims=True) + 1e-12
+    ratio = correlation / np.sqrt(own * (there + SILENCE * own))
+    return np.asarray(ratio.max(axis=1))
 
 
 def _clip_pairs(clips: Sequence[Clip], audio: Samples) -> Iterator[Pair]:
     for i, j in sorted(set(_candidates(clips, audio))):
         waveforms = [_read(audio, clips[k])[: MAX_SECONDS * SAMPLE_RATE] for k in (i, j)]
         short, long = sorted(waveforms, key=len)
-        (correlation,) = correlate([short], long)
+        correlation = float(correlate(short[None], long)[0])
         if correlation >= MIN_CORRELATION["clip"]:
             yield Pair(correlation, clips[i], clips[j])
 
 
 def _stretch_pairs(clips: Sequence[Clip], audio: Samples) -> Iterator[Pair]:
-    """Backgrounds, sharpened by a difference: their low frequencies are all alike."""
-    length = round(STRETCH_SECONDS * SAMPLE_RATE)
+    """Backgrounds at half their rate, sharpened by a difference: their low frequencies are all alike."""
+    length = round(STRETCH_SECONDS * SAMPLE_RATE / 2)
     backgrounds = [clip for clip in clips if clip["rough_class"] in BACKGROUND_CLASSES]
-    backgrounds = [clip for clip in backgrounds if int(clip["length"]) > length]
-    pieces: list[Samples] = []
-    owners: list[Clip] = []
-    for clip in backgrounds:
-        if clip["split"] == "train":
+    waveforms = [np.diff(signal.resample_poly(_read(audio, clip), 1, 2)) for clip in backgrounds]
+    long = [(clip, w) for clip, w in zip(backgrounds, waveforms, strict=True) if len(w) > length]
+    scored = [(clip, w) for clip, w in long if clip["split"] != "train"]
+    owners = [clip for clip, _ in scored for _ in STRETCH_PLACES]
+    starts = [(w, round(place * (len(w) - length))) for _, w in scored for place in STRETCH_PLACES]
+    if not starts:
+        return
+    pieces = np.stack([w[start : start + length] for w, start in starts])
+    for clip, waveform in long:
+        if clip["split"] != "train":
             continue
-        waveform = np.diff(_read(audio, clip))
-        for place in STRETCH_PLACES:
-            start = round(place * (len(waveform) - length))
-            pieces.append(waveform[start : start + length])
-            owners.append(clip)
-    for clip in backgrounds:
-        if clip["split"] != "train" or not pieces:
-            continue
-        for owner, correlation in zip(owners, correlate(pieces, np.diff(_read(audio, clip))), strict=True):
-            if correlation >= MIN_CORRELATION["stretch"]:
-                yield Pair(correlation, owner, clip)
+        for start in range(0, len(waveform) - length, BLOCK_SAMPLES):
+            block = waveform[start : start + BLOCK_SAMPLES + length]
+            for owner, correlation in zip(owners, correlate(pieces, block), strict=True):
+                if correlation >= MIN_CORRELATION["stretch"]:
+                    yield Pair(float(correlation), owner, clip)
 
 
 def _candidates(clips: Sequence[Clip], audio: Samples) -> Iterator[tuple[int, int]]:

@@ -109,8 +109,8 @@ def write_samples(packages: Sequence[Path], manifest: Sequence[Clip], output: Pa
         folder.mkdir(parents=True, exist_ok=True)
         soundfile.write(output / f"{name}.wav", mixture.T, sample.sample_rate, subtype="PCM_16")
         for sound, source in sources.items():
-            path = folder / f"{sound.replace(' ', '_')}.flac"
-            soundfile.write(path, source.T, sample.sample_rate, subtype="PCM_16")
+            target = folder / f"{sound.replace(' ', '_')}.flac"
+            soundfile.write(target, source.T, sample.sample_rate, subtype="PCM_16")
 
 
 def mix_sample(sample: Sample, recordings: Mapping[str, Recording]) -> tuple[Samples, dict[str, Samples]]:

@@ -103,7 +103,7 @@ def compare(mechanism: str, shape: tuple[int, int, int, int], repeats: int) -> d
     row: dict[str, Any] = {
         "mechanism": mechanism,
         "shape": list(shape),
-        "output_difference": max(float((x - y).abs().max()) for x, y in zip(*outputs, strict=True)),
+        "output_difference": max(largest_difference(x, y) for x, y in zip(*outputs, strict=True)),
         "gradient_difference": max(relative_difference(x, y) for x, y in zip(*gradients, strict=True)),
     }
     for key, once in (("forward", time_forward), ("training", time_training)):
@@ -134,12 +134,17 @@ def outcome(mechanism: nn.Module, tokens: Tensor) -> tuple[list[Tensor], list[Te
     out = mechanism(tokens)
     loss_of(out).backward()
     gradients = [p.grad for p in (tokens, *mechanism.parameters()) if p.grad is not None]
-    return [out.slots, out.attn, *(out.evidence or [])], gradients
+    return [x.detach() for x in (out.slots, out.attn, *(out.evidence or []))], gradients
+
+
+def largest_difference(ours: Tensor, reference: Tensor) -> float:
+    """Largest absolute difference."""
+    return float((ours - reference).abs().max())
 
 
 def relative_difference(ours: Tensor, reference: Tensor) -> float:
     """Largest difference relative to the largest entry, or to one if that is less."""
-    return float((ours - reference).abs().max() / reference.abs().max().clamp(min=1))
+    return largest_difference(ours, reference) / max(1.0, float(reference.abs().max()))
 
 
 def loss_of(out: Any) -> Tensor:

@@ -1,7 +1,7 @@
 """Evaluate a model, or what it is compared with, on mixtures in FUSS layout; results go to results/NAME.json.
 
-    python recipes/soundscapes/evaluate.py [--model NAME|DIR] [--name NAME] [--mixtures DIR] [--split evaluation]
-    python recipes/soundscapes/evaluate.py --baselines
+python recipes/soundscapes/evaluate.py [--model NAME|DIR] [--name NAME] [--mixtures DIR] [--split evaluation]
+python recipes/soundscapes/evaluate.py --baselines
 """
 
 import argparse
@@ -26,7 +26,9 @@ BSSEVAL_EXAMPLES = 40
 
 def main() -> None:
     """Parse the command line, evaluate and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="soundscapes", help="name or folder of a model")
     parser.add_argument("--name", help="of the result file (default: the model's name)")
     parser.add_argument("--mixtures", type=Path, default=HERE.parents[1] / "data/soundscapes/mixtures")

@@ -1,6 +1,6 @@
 """Fit the existence head of a trained run and write the run's averaged weights as a model folder.
 
-    python recipes/soundscapes/release.py [--run DIR] [--model DIR] [--bank DIR]
+python recipes/soundscapes/release.py [--run DIR] [--model DIR] [--bank DIR]
 """
 
 import argparse
@@ -20,7 +20,9 @@ HERE = Path(__file__).parent
 
 def main() -> None:
     """Parse the command line, calibrate and save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("recipe", type=Path, nargs="?", default=HERE / "recipe.toml")
     parser.add_argument("--mechanism", help="slot attention mechanism (default: the recipe's)")
     parser.add_argument("--run", type=Path, help="run folder (default: runs/<recipe name> beside the recipe)")

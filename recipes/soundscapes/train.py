@@ -1,6 +1,6 @@
 """Train the separation network of a recipe, resuming the run folder's state if it has one.
 
-    python recipes/soundscapes/train.py [RECIPE.toml] [--mechanism NAME] [--bank DIR] [--run DIR]
+python recipes/soundscapes/train.py [RECIPE.toml] [--mechanism NAME] [--bank DIR] [--run DIR]
 """
 
 import argparse
@@ -16,7 +16,9 @@ HERE = Path(__file__).parent
 
 def main() -> None:
     """Parse the command line and train."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("recipe", type=Path, nargs="?", default=HERE / "recipe.toml")
     parser.add_argument("--mechanism", help="slot attention mechanism (default: the recipe's)")
     parser.add_argument("--bank", type=Path, default=HERE.parents[1] / "data/soundscapes/bank")

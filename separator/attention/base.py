@@ -86,6 +86,11 @@ class SlotAttention(nn.Module):
         noise = torch.randn(len(tokens), n_slots, self.d_model, device=h.device, dtype=h.dtype)
         return h, self.slot_mu + self.slot_sigma * (self.init_noise * noise)
 
+    def query_map(self, temperature: float) -> AffineMap:
+        """Return x -> W_k^T (W_q x + b_q) / temperature: its products with h lack only <q, b_k>."""
+        key = self.proj_k.weight.t() / temperature
+        return AffineMap(key @ self.proj_q.weight, key @ self.proj_q.bias)
+
     def refine(self, update: Tensor, slot: Tensor, gates: AffineMap) -> Tensor:
         """Return the slots [N, D] after the GRU, whose input gates are `gates` of `update`, and the MLP."""
         gru = self.gru
@@ -154,10 +159,9 @@ class SequentialLoop(SlotAttention):
         return torch.softmax(state.logits(tokens.score(query)), dim=2)  # [B, 1, L]
 
     def _query_map(self) -> AffineMap:
-        """Return x -> W_k^T (W_q x + b_q) / (tau sqrt(D)), whose products with h are the logits."""
-        key = self.proj_k.weight.t() / (self.tau * math.sqrt(self.d_model))
-        # b_k shifts all logits of a slot alike, which the softmax drops: its gradient is zero, not missing.
-        return AffineMap(key @ self.proj_q.weight, key @ self.proj_q.bias + 0 * self.proj_k.bias)
+        weight, bias = self.query_map(self.tau * math.sqrt(self.d_model))
+        # <q, b_k> shifts all logits of a slot alike, and the softmax drops it: b_k has a gradient, zero.
+        return AffineMap(weight, bias + 0 * self.proj_k.bias)
 
     def _gates_map(self) -> AffineMap:
         """Return x -> W_ih (W_v x + b_v) + b_ih, from pooled tokens to the input gates of the GRU."""

@@ -1,0 +1,152 @@
+"""The trainer: it learns, and a run that was interrupted ends where an uninterrupted one does."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_datasets import write_bank
+
+from separator.calibration import CalibrationConfig, SlotSet, best_threshold, calibrate, fit_head
+from separator.datasets import Bank
+from separator.errors import SeparatorError
+from separator.layers import ExistenceHead
+from separator.training import TrainingConfig, learning_rate_factor, load_state, new_state, train
+
+RECIPE: dict[str, Any] = {
+    "network": {"widths": [4, 6, 8, 16], "n_context": 1, "embedding": 8},
+    "training": {
+        "warmup_steps": 2,
+        "decay_steps": 2,
+        "log_every": 2,
+        "save_every": 3,
+        "validate_every": 100,
+        "n_validation": 2,
+        "workers": 0,
+    },
+    "stages": [
+        {"until": 4, "batch_size": 2, "mixing": {"seconds": 0.5, "counts": [0.0, 1.0], "scene_share": 0.0}},
+        {"until": 6, "batch_size": 1, "mixing": {"seconds": 1.0, "counts": [0.5, 0.5]}},
+    ],
+}
+
+
+class Killed(Exception):
+    """Stands for a kill in the middle of a run."""
+
+
+def test_killed_and_resumed_run_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = write_bank(tmp_path)
+    config = TrainingConfig.from_dict(RECIPE)
+    whole = train(config, bank, tmp_path / "whole").state_dict()
+
+    import separator.training as training
+
+    step = training.train_step
+
+    def step_until_killed(state: Any, *arguments: Any) -> Any:
+        if state.step == 5:
+            raise Killed
+        return step(state, *arguments)
+
+    monkeypatch.setattr(training, "train_step", step_until_killed)
+    with pytest.raises(Killed):
+        train(config, bank, tmp_path / "resumed")
+    monkeypatch.undo()
+    assert json.loads((tmp_path / "resumed/state.json").read_text())["step"] == 3
+    resumed = train(config, bank, tmp_path / "resumed").state_dict()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_run_folder_tells_what_was_run(tmp_path: Path) -> None:
+    train(TrainingConfig.from_dict(RECIPE), write_bank(tmp_path), tmp_path / "run")
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["network"]["embedding"] == 8
+    assert config["environment"]["torch"] == torch.__version__
+    lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "snr" in line] == [2, 4, 6]
+    assert "validation" in lines[-1]
+    assert len(list((tmp_path / "run").glob("state-*.safetensors"))) == 1
+
+
+def test_loss_falls_on_two_tones(tmp_path: Path) -> None:
+    recipe = {
+        **RECIPE,
+        "training": {**RECIPE["training"], "learning_rate": 3e-3, "log_every": 10, "bfloat16": False},
+        "stages": [
+            {
+                "until": 60,
+                "batch_size": 4,
+                "mixing": {"seconds": 0.5, "counts": [0.0, 1.0], "scene_share": 0.0, "reverberant": 0.0},
+            }
+        ],
+    }
+    train(TrainingConfig.from_dict(recipe), write_bank(tmp_path), tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    guided = [line["guided"] for line in lines if "guided" in line]
+    assert guided[-1] < guided[0] - 2
+
+
+def test_learning_rate_warms_up_and_decays_to_nothing() -> None:
+    config = dataclasses.replace(TrainingConfig.from_dict(RECIPE), warmup_steps=3, decay_steps=2)
+    assert [learning_rate_factor(s, config) for s in range(6)] == pytest.approx([1 / 3, 2 / 3, 1, 1, 1, 0.5])
+
+
+def test_recipe_without_stages_or_with_a_misspelt_setting_is_refused() -> None:
+    with pytest.raises(SeparatorError, match=r"no \[\[stages\]\]"):
+        TrainingConfig.from_dict({"network": {}})
+    with pytest.raises(SeparatorError, match=r"unknown training setting \['learning_rat'\]"):
+        TrainingConfig.from_dict({**RECIPE, "training": {"learning_rat": 1.0}})
+
+
+def test_state_of_another_network_is_not_taken(tmp_path: Path) -> None:
+    train(TrainingConfig.from_dict(RECIPE), write_bank(tmp_path), tmp_path / "run")
+    other = {**RECIPE, "network": {**RECIPE["network"], "embedding": 4}}
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        load_state(new_state(TrainingConfig.from_dict(other)), tmp_path / "run")
+
+
+def planted(n: int) -> SlotSet:
+    """Slots whose first feature says whether they exist."""
+    generator = torch.Generator().manual_seed(0)
+    exists = (torch.rand(n, 4, generator=generator) < 0.5).float()
+    slots = torch.randn(n, 4, 16, generator=generator)
+    slots[..., 0] = 4 * exists - 2
+    facts = torch.zeros(n, 4, 6)
+    facts[..., :2] = -0.6
+    return SlotSet(slots, facts, exists, torch.ones(n, 4))
+
+
+def test_fitted_head_counts_what_its_slots_show() -> None:
+    head = fit_head(ExistenceHead(16), planted(400), CalibrationConfig(epochs=15))
+    threshold, accuracy = best_threshold(head, planted(100))
+    assert accuracy > 0.95
+    assert 0.1 <= threshold <= 0.9
+
+
+def test_slots_that_decoding_did_not_reach_are_never_counted() -> None:
+    data = planted(200)
+    head = fit_head(ExistenceHead(16), data, CalibrationConfig(epochs=15))
+    untried = data._replace(exists=torch.zeros(200, 4), tried=torch.zeros(200, 4))
+    assert best_threshold(head, untried)[1] == 1.0
+
+
+def test_calibration_changes_the_head_alone(tmp_path: Path) -> None:
+    bank = write_bank(tmp_path)
+    network = new_state(TrainingConfig.from_dict(RECIPE)).average
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    banks = Bank(bank, "train"), Bank(bank, "validation")
+    settings = CalibrationConfig(n_train=8, n_validation=4, seconds=1.0, epochs=2)
+    config, accuracy = calibrate(network, *banks, settings)
+    after = network.state_dict()
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert changed
+    assert all(name.startswith("existence.") for name in changed)
+    assert 0 <= accuracy <= 1
+    assert config == dataclasses.replace(network.config, min_existence=config.min_existence)
+    assert np.isclose(config.min_existence, config.min_existence)
