@@ -7,7 +7,7 @@ waveforms' difference, and for real masks M on a mixture X the error against a s
 Loss of a matched pair: thresholded negative SNR (Wisdom et al., "What's all the FUSS about free universal
 sound separation data?", 2021). Loss of a slot without a source: its level over the mixture's, likewise
 thresholded. Guided masks (see `network`) have the first loss, each against its own source. Claims are held
-to the true shares, or evidence would be spent before every source is found.
+to the true shares, or evidence would be spent before every source is found, and attention to the source.
 """
 
 from dataclasses import dataclass
@@ -18,6 +18,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from separator.network import Decomposition, Guidance
+
+ATTENTION_MARGIN = 0.05  # bounds the gradient of a slot that looks elsewhere altogether
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class LossConfig:
     existence_weight: float = 0.1
     guided_weight: float = 0.5
     claim_weight: float = 4.0
+    attention_weight: float = 1.0
 
 
 class LossTerms(NamedTuple):
@@ -44,6 +47,8 @@ class LossTerms(NamedTuple):
     """Mean thresholded SNR of the guided masks, dB, negated; zero where there are none."""
     claim: Tensor
     """Mean cross-entropy of claims and true shares, of guided slots and of those found; zero likewise."""
+    attention: Tensor
+    """Mean negative log of the share of a slot's attention that lies on its source; zero likewise."""
     existence: Tensor
     """Mean binary cross-entropy of the existence logits."""
 
@@ -117,15 +122,18 @@ def separation_loss(
     existence = nn.functional.binary_cross_entropy_with_logits(decomposition.existence_logits, exists)
     # a slot without a source weighs zero_weight of a source
     n_active = active.sum()
-    guided = claim = torch.zeros_like(snr)
+    guided = claim = attention = torch.zeros_like(snr)
     if decomposition.guidance is not None:
         given = decomposition.guidance
         diagonal = torch.diagonal(pairwise_error(given.masks, mixture, sources), dim1=1, dim2=2)
         guided = (10 * torch.log10((diagonal + snr_floor) / source_energy))[active].mean()
         claim = claim_loss(given, assigned, active)
+        hits = given.attended.gather(1, assigned.clamp(min=0)[:, None])[:, 0]  # [B, K]
+        attention = -torch.log(hits[active] + ATTENTION_MARGIN).mean()
     total = (matched[active].sum() + config.zero_weight * (silence * empty).sum()) / n_active
     total = total + config.guided_weight * guided + config.claim_weight * claim
-    return LossTerms(total + config.existence_weight * existence, snr, zero, guided, claim, existence)
+    total = total + config.attention_weight * attention + config.existence_weight * existence
+    return LossTerms(total, snr, zero, guided, claim, attention, existence)
 
 
 def claim_loss(given: Guidance, assigned: Tensor, active: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from separator.attention import SlotAttentionOutput, build_mechanism
 from separator.errors import SeparatorError
-from separator.layers import Encoder, ExistenceHead, SlotDecoder, band_matrix, slot_facts
+from separator.layers import N_FACTS, Encoder, ExistenceHead, SlotDecoder, band_matrix, slot_facts
 
 BANDS_PER_TOKEN = 8
 FRAMES_PER_TOKEN = 4
@@ -49,6 +49,7 @@ class NetworkConfig:
     embedding: int = 24
     n_slots: int = 4
     n_iter: int = 2
+    n_refine: int = 1
     gamma: float = 3.0
     tau: float = 0.3
     mechanism: str = "evidence_claim"
@@ -75,7 +76,7 @@ class NetworkConfig:
 
 
 class Guidance(NamedTuple):
-    """What training compares with the true sources on the cells of the tokens, L tokens of C bands * frames."""
+    """What training compares with the true sources; L tokens, each a cell of C bands * frames."""
 
     masks: Tensor
     """[B, K, F, T], of slots that attended to just the true sources: what slot attention has to find."""
@@ -87,6 +88,8 @@ class Guidance(NamedTuple):
     """[B, K, L, C], the true sources' shares of power."""
     weights: Tensor
     """[B, L, C], how much each band and frame counts, one in all."""
+    attended: Tensor
+    """[B, S, K], share of a slot's attention that lies on a source."""
 
 
 class Decomposition(NamedTuple):
@@ -134,13 +137,24 @@ class SeparationNetwork(nn.Module):
         self.attention = build_mechanism(config.mechanism, **options)
         self.seed = nn.Linear(width, width)
         self.decoder = SlotDecoder(width, config.embedding)
+        self.presence = nn.Linear(N_FACTS, 1)
         self.existence = ExistenceHead(width)
+        with torch.no_grad():  # a slot that claimed less than a hundredth fades out
+            self.presence.weight.copy_(torch.tensor([[0.0, 3.0, 0.0, 0.0, 0.0, 0.0]]))
+            self.presence.bias.fill_(6.0)
 
     def forward(
-        self, spectrogram: Tensor, *, n_slots: int | None = None, sources: Tensor | None = None
+        self,
+        spectrogram: Tensor,
+        *,
+        n_slots: int | None = None,
+        n_refine: int | None = None,
+        sources: Tensor | None = None,
     ) -> Decomposition:
         """Decompose complex spectrograms [B, F, T] into ``n_slots`` masks and a residual mask each.
 
+        Slots that were found are refined ``n_refine`` times: each attends to what its masks took, and is
+        decoded anew.
         With the true ``sources`` [B, K, F, T] as well, `Decomposition.guided_masks` says what the decoder
         makes of slots that attended to just those: what slot attention has to find, and a way to train the
         rest.
@@ -155,15 +169,25 @@ class SeparationNetwork(nn.Module):
         n_slots = n_slots or self.config.n_slots
         out, claims, logits = self._find_slots(tokens, cells, weights, n_slots)
         shares, masks = self._masks(logits, n_frames)
-        existence = self.existence(out.slots, slot_facts(shares[:, :-1], weights))
+        slots, facts = out.slots, slot_facts(shares[:, :-1], weights)
+        for _ in range(self.config.n_refine if n_refine is None else n_refine):
+            slots = self._guided_slots(tokens, weights, shares[:, :-1])
+            presence = nn.functional.logsigmoid(self.presence(facts))[..., None, None]  # [B, S, 1, 1, 1]
+            logits = self._decode(slots, tokens, cells) + presence
+            shares, masks = self._masks(logits, n_frames)
+            facts = slot_facts(shares[:, :-1], weights)
+        existence = self.existence(slots, facts)
         found = Decomposition(masks[:, :-1], masks[:, -1], existence, out.attn, out.evidence, grid)
         if sources is not None:
             true = _cell_shares(self._band_power(sources), grid)  # [B, K, K, M, cell]
             guided = self._decode(self._guided_slots(tokens, weights, true), tokens, cells)
             guided_masks = self._masks(guided, n_frames)[1][:, :-1]
-            logits_and_truth = (x.flatten(2, 3) for x in (guided, claims, true))
-            weights = weights / weights.sum((1, 2, 3), keepdim=True)
-            found = found._replace(guidance=Guidance(guided_masks, *logits_and_truth, weights.flatten(1, 2)))
+            guided_claims, claims, true = (x.flatten(2, 3) for x in (guided, claims, true))
+            parts = (weights / weights.sum((1, 2, 3), keepdim=True)).flatten(1, 2)
+            owned = (true * parts[:, None]).sum(-1) / parts.sum(-1)[:, None]  # [B, K, L]
+            attended = torch.einsum("bsl,bkl->bsk", out.attn.float(), owned)
+            guidance = Guidance(guided_masks, guided_claims, claims, true, parts, attended)
+            found = found._replace(guidance=guidance)
         return _pad_slots(found, n_slots)
 
     def _masks(self, logits: Tensor, n_frames: int) -> tuple[Tensor, Tensor]:
@@ -220,7 +244,7 @@ class SeparationNetwork(nn.Module):
 
         def seed(evidence: Tensor) -> Tensor:
             """Start at the strongest token not explained yet; in training, at one drawn by strength."""
-            strength = torch.log(evidence * energy)
+            strength = self.config.gamma * torch.log(evidence) + torch.log(energy)  # as attention sees it
             if self.training:
                 strength = strength - torch.log(-torch.log(torch.rand_like(strength).clamp(1e-7, 1 - 1e-7)))
             at = strength.argmax(1)[:, None, None].expand(-1, 1, flat.shape[2])

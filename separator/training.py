@@ -39,6 +39,8 @@ class Stage:
     batch_size: int
     mixing: MixingConfig
     loss: LossConfig
+    n_refine: int | None = None
+    """Refinements of the slots (None: the network's own number)."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Stage":
@@ -50,6 +52,7 @@ class Stage:
             values["batch_size"],
             MixingConfig(**mixing),
             LossConfig(**values.get("loss", {})),
+            values.get("n_refine"),
         )
 
 
@@ -178,7 +181,7 @@ def train_step(
     network = state.network.train()
     mixture, sources = stft(batch["mixture"]), stft(batch["sources"])
     with torch.autocast("cpu", torch.bfloat16, enabled=config.bfloat16):
-        decomposition = network(mixture, sources=sources if stage.loss.guided_weight else None)
+        decomposition = network(mixture, n_refine=stage.n_refine, sources=sources)
     terms = separation_loss(decomposition, mixture, sources, batch["active"], stage.loss)
     state.optimizer.zero_grad(set_to_none=True)
     terms.total.backward()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from separator.losses import (
+    ATTENTION_MARGIN,
     LossConfig,
     best_assignment,
     claim_loss,
@@ -110,7 +111,7 @@ def test_claims_of_the_true_shares_cost_least_wherever_their_slot_is() -> None:
     assigned, active = torch.tensor([[2, 0]]), torch.ones(1, 2, dtype=torch.bool)
 
     def loss(claims: torch.Tensor) -> float:
-        given = Guidance(torch.zeros(0), logits, claims, shares, weights)
+        given = Guidance(torch.zeros(0), logits, claims, shares, weights, torch.zeros(0))
         return float(claim_loss(given, assigned, active))
 
     right = torch.cat([logits[:, 1:], nothing, logits[:, :1]], 1)
@@ -124,15 +125,18 @@ def test_guidance_enters_the_total_by_its_weights() -> None:
     masks = torch.full((1, 2, *spectra.shape[2:]), 0.5)
     active = torch.ones(1, 2, dtype=torch.bool)
     flat = torch.zeros(1, 2, 5, 3)
-    given = Guidance(masks, flat, flat, flat + 0.5, torch.full((1, 5, 3), 1 / 15))
-    config = LossConfig(guided_weight=2.0, claim_weight=3.0)
+    attended = torch.full((1, 2, 2), 0.5)
+    given = Guidance(masks, flat, flat, flat + 0.5, torch.full((1, 5, 3), 1 / 15), attended)
+    config = LossConfig(guided_weight=2.0, claim_weight=3.0, attention_weight=4.0)
     plain = separation_loss(decomposition(masks), spectra.sum(1), spectra, active, config)
     full = separation_loss(
         decomposition(masks)._replace(guidance=given), spectra.sum(1), spectra, active, config
     )
     assert full.guided == pytest.approx(float(plain.snr), abs=1e-5)
     assert full.claim == pytest.approx(2 * math.log(2), abs=1e-5)
-    assert full.total == pytest.approx(float(plain.total + 2 * full.guided + 3 * full.claim), abs=1e-4)
+    assert full.attention == pytest.approx(-math.log(0.5 + ATTENTION_MARGIN), abs=1e-5)
+    weighted = 2 * full.guided + 3 * full.claim + 4 * full.attention
+    assert full.total == pytest.approx(float(plain.total + weighted), abs=1e-4)
 
 
 def test_gradient_reaches_the_masks_and_is_finite_for_silent_sources() -> None:

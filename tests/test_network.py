@@ -157,3 +157,21 @@ def test_config_survives_plain_values() -> None:
 def test_unknown_setting_is_refused() -> None:
     with pytest.raises(SeparatorError, match=r"unknown network setting \['n_slot'\]"):
         NetworkConfig.from_dict({"n_slot": 3})
+
+
+def test_refinement_fades_a_slot_that_took_nothing() -> None:
+    network = small(stop_below=0.0)
+    nothing, half = torch.tensor([[-4.0] * 2 + [0.0] * 4]), torch.tensor([[-0.3] * 2 + [0.0] * 4])
+    assert torch.sigmoid(network.presence(nothing)) < 0.01
+    assert torch.sigmoid(network.presence(half)) > 0.99
+
+
+def test_number_of_refinements_can_be_chosen_at_the_call() -> None:
+    network, mixture = small(stop_below=0.0), spectrogram()
+    masks = []
+    for n_refine in (0, 1, 2, None):
+        torch.manual_seed(5)
+        masks.append(network(mixture, n_refine=n_refine).masks)
+    assert torch.equal(masks[1], masks[3])
+    assert (masks[0] - masks[1]).abs().max() > 1e-4
+    assert (masks[1] - masks[2]).abs().max() > 1e-5

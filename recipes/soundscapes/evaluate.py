@@ -33,12 +33,15 @@ def main() -> None:
     parser.add_argument("--name", help="of the result file (default: the model's name)")
     parser.add_argument("--mixtures", type=Path, default=HERE.parents[1] / "data/soundscapes/mixtures")
     parser.add_argument("--split", default="evaluation")
+    parser.add_argument("--limit", type=int, help="evaluate every so-many-th example, about this many in all")
     parser.add_argument("--baselines", action="store_true", help="evaluate the baselines instead of a model")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     examples = read_fuss_examples(arguments.mixtures, arguments.split)
+    if arguments.limit:
+        examples = examples[:: max(1, len(examples) // arguments.limit)]
     started = time.monotonic()
     if arguments.baselines:
         name = arguments.name or "baselines"

@@ -1,0 +1,115 @@
+"""Every recipe runs, for seconds, and learns; READMEs say what the results say."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from test_datasets import write_bank
+
+from separator.report import stale_tables
+from separator.training import TrainingConfig
+
+ROOT = Path(__file__).parents[1]
+SOUNDSCAPES = ROOT / "recipes/soundscapes"
+SMALL = """
+[network]
+widths = [4, 6, 8, 16]
+n_context = 1
+embedding = 8
+mechanism = "{mechanism}"
+
+[training]
+learning_rate = 3e-3
+warmup_steps = 2
+decay_steps = 2
+log_every = 10
+validate_every = 1000
+save_every = 20
+n_validation = 4
+workers = 0
+bfloat16 = false
+
+[calibration]
+n_train = 8
+n_validation = 4
+seconds = 1.0
+epochs = 2
+
+[[stages]]
+until = 40
+batch_size = 4
+mixing = {{ seconds = 0.5, counts = [0.0, 1.0], scene_share = 0.0, reverberant = 0.0 }}
+"""
+
+
+def run(script: str, *arguments: object) -> str:
+    command = [sys.executable, str(SOUNDSCAPES / script), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("mechanism", ["evidence_claim", "evidence_quadratic", "vanilla"])
+def test_soundscapes_trains_and_its_loss_falls(tmp_path: Path, mechanism: str) -> None:
+    (tmp_path / "small.toml").write_text(SMALL.format(mechanism=mechanism))
+    bank = write_bank(tmp_path)
+    run("train.py", tmp_path / "small.toml", "--bank", bank, "--run", tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    totals = [line["total"] for line in lines if "total" in line]
+    assert totals[-1] < totals[0] - 0.5
+
+
+def test_soundscapes_goes_from_training_to_scores(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(SMALL.format(mechanism="evidence_claim"))
+    bank = write_bank(tmp_path)
+    run("train.py", tmp_path / "small.toml", "--bank", bank, "--run", tmp_path / "run")
+    release = ("--run", tmp_path / "run", "--bank", bank, "--model", tmp_path / "model")
+    said = json.loads(run("release.py", tmp_path / "small.toml", *release))
+    assert said["steps"] == 40
+    samples = ROOT / "data/samples"
+    split = tmp_path / "mixtures/evaluation"
+    split.mkdir(parents=True)
+    (split / "example0000.wav").symlink_to(samples / "mix3.wav")
+    (split / "example0000_sources").mkdir()
+    for k, source in enumerate(sorted((samples / "mix3_sources").glob("*.wav"))):
+        name = "background0_sound.wav" if k == 0 else f"foreground{k - 1}_sound.wav"
+        (split / "example0000_sources" / name).symlink_to(source)
+    place = ("--mixtures", tmp_path / "mixtures", "--results", tmp_path / "results")
+    run("evaluate.py", "--model", tmp_path / "model", *place)
+    report = json.loads((tmp_path / "results/model.json").read_text())["reports"]["model"]["all"]
+    assert report["by_count"]["3"]["known_count"]["count"] == 1
+    assert report["sum_error_db"]["mean"] < -100
+
+
+@pytest.mark.parametrize("recipe", ["recipe", "ablation"])
+def test_recipe_is_one_the_trainer_takes(recipe: str) -> None:
+    values = tomllib.loads((SOUNDSCAPES / f"{recipe}.toml").read_text())
+    config = TrainingConfig.from_dict(values)
+    untils = [stage.until for stage in config.stages]
+    assert untils == sorted(set(untils))
+    assert config.steps >= 1500
+    assert sum(config.stages[-1].mixing.counts) == pytest.approx(1)
+
+
+def test_readme_tables_are_those_of_the_results() -> None:
+    sys.path.insert(0, str(SOUNDSCAPES))
+    try:
+        import tables
+    finally:
+        sys.path.remove(str(SOUNDSCAPES))
+    assert stale_tables(SOUNDSCAPES / "README.md", tables.tables()) == []
+    assert stale_tables(tables.CARD, tables.card_tables()) == []
+
+
+def test_shipped_model_is_the_recipe_s() -> None:
+    values = tomllib.loads((SOUNDSCAPES / "recipe.toml").read_text())
+    config = TrainingConfig.from_dict(values)
+    shipped = tomllib.loads((ROOT / "models/soundscapes/config.toml").read_text())
+    assert shipped["training"]["steps"] == config.steps
+    for name in ("widths", "n_context", "mechanism"):
+        assert shipped["network"][name] == values["network"][name]
+    torch.manual_seed(0)
