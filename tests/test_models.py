@@ -21,7 +21,7 @@ def separator() -> Separator:
 
 def sources_of(name: str) -> np.ndarray:
     """(source, channel, time)."""
-    paths = sorted((SAMPLES / f"{name}_sources").glob("*.wav"))
+    paths = sorted((SAMPLES / f"{name}_sources").glob("*.flac"))
     return np.stack([soundfile.read(path, dtype="float32", always_2d=True)[0].T for path in paths])
 
 

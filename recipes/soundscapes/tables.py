@@ -2,8 +2,8 @@
 
     python recipes/soundscapes/tables.py
 
-Everything comes from results/: evaluation.json and baselines.json (evaluate.py), ablation_*.json (evaluate.py on
-the ablations' models) and log.jsonl (the shipped run's log).
+Everything comes from results/: evaluation.json and baselines.json (evaluate.py), ablation_*.json (evaluate.py
+on the ablations' models) and log.jsonl (the shipped run's log).
 """
 
 import json
