@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 N_FACTS = 6  # of `slot_facts`
+N_SEARCH_FACTS = 3  # of `search_facts`
 
 
 def band_matrix(n_frequencies: int, n_bands: int, n_linear: int) -> Tensor:
@@ -142,11 +143,11 @@ class ExistenceHead(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.inner = nn.Sequential(nn.Linear(width + N_FACTS, 64), nn.GELU())
+        self.inner = nn.Sequential(nn.Linear(width + N_FACTS + N_SEARCH_FACTS, 64), nn.GELU())
         self.outer = nn.Sequential(nn.Linear(3 * 64, 64), nn.GELU(), nn.Linear(64, 1))
 
     def forward(self, slots: Tensor, facts: Tensor) -> Tensor:
-        """Slots [B, S, D] and `slot_facts` [B, S, N] to existence logits [B, S]."""
+        """Slots [B, S, D] and facts [B, S, N], `slot_facts` first, to existence logits [B, S]."""
         each = self.inner(torch.cat([slots.detach(), facts.detach()], -1).float())
         share = 10 ** facts[..., :1].detach()  # empty slots weigh nothing, however many there are
         together = (share * each).sum(1, keepdim=True).expand_as(each)
@@ -168,6 +169,20 @@ def slot_facts(shares: Tensor, weights: Tensor) -> Tensor:
     alike = [_most_alike(view) for view in (cells.flatten(2), cells.sum(2), cells.sum(3))]
     levels = [_log_level(energy / total), _log_level(claimed / total), energy / claimed.clamp(min=1e-12)]
     return torch.stack(levels + alike, -1)
+
+
+def search_facts(attn: Tensor, claims: Tensor, first: Tensor, last: Tensor, weights: Tensor) -> Tensor:
+    """What finding a slot says about it, [B, S, N_SEARCH_FACTS].
+
+    Over what share of the tokens its attention [B, S, L] spread and what share of the mixture it claimed, both
+    as powers of ten, and how alike its masks [B, S, K, M, cell] are before and after refinement.
+    """
+    spread = -(attn * torch.log(attn.clamp(min=1e-12))).sum(-1) / math.log(10) - math.log10(attn.shape[-1])
+    total = weights.sum((1, 2, 3))[:, None]
+    claimed = (torch.sigmoid(claims) * weights[:, None]).sum((2, 3, 4)) / total
+    before, after = ((x * weights[:, None]).flatten(2) for x in (first, last))
+    stability = nn.functional.cosine_similarity(before, after, dim=-1)
+    return torch.stack([spread, _log_level(claimed), stability], -1)
 
 
 def _most_alike(views: Tensor) -> Tensor:

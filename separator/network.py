@@ -25,7 +25,15 @@ from torch import Tensor, nn
 
 from separator.attention import SlotAttentionOutput, build_mechanism
 from separator.errors import SeparatorError
-from separator.layers import N_FACTS, Encoder, ExistenceHead, SlotDecoder, band_matrix, slot_facts
+from separator.layers import (
+    N_FACTS,
+    Encoder,
+    ExistenceHead,
+    SlotDecoder,
+    band_matrix,
+    search_facts,
+    slot_facts,
+)
 
 BANDS_PER_TOKEN = 8
 FRAMES_PER_TOKEN = 4
@@ -169,14 +177,15 @@ class SeparationNetwork(nn.Module):
         n_slots = n_slots or self.config.n_slots
         out, claims, logits = self._find_slots(tokens, cells, weights, n_slots)
         shares, masks = self._masks(logits, n_frames)
-        slots, facts = out.slots, slot_facts(shares[:, :-1], weights)
+        first, slots, facts = shares[:, :-1], out.slots, slot_facts(shares[:, :-1], weights)
         for _ in range(self.config.n_refine if n_refine is None else n_refine):
             slots = self._guided_slots(tokens, weights, shares[:, :-1])
             presence = nn.functional.logsigmoid(self.presence(facts))[..., None, None]  # [B, S, 1, 1, 1]
             logits = self._decode(slots, tokens, cells) + presence
             shares, masks = self._masks(logits, n_frames)
             facts = slot_facts(shares[:, :-1], weights)
-        existence = self.existence(slots, facts)
+        search = search_facts(out.attn.float(), claims.float(), first, shares[:, :-1], weights)
+        existence = self.existence(slots, torch.cat([facts, search], -1))
         found = Decomposition(masks[:, :-1], masks[:, -1], existence, out.attn, out.evidence, grid)
         if sources is not None:
             true = _cell_shares(self._band_power(sources), grid)  # [B, K, K, M, cell]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from separator.errors import SeparatorError
-from separator.layers import ExistenceHead, band_matrix, slot_facts
+from separator.layers import ExistenceHead, band_matrix, search_facts, slot_facts
 from separator.network import NetworkConfig, SeparationNetwork
 from separator.stft import STFT
 
@@ -140,11 +140,27 @@ def test_slot_facts_tell_level_and_likeness() -> None:
     assert facts[0, 5] == pytest.approx(0)
 
 
+def test_search_facts_tell_spread_claim_and_stability() -> None:
+    attn = torch.zeros(1, 2, 10)
+    attn[0, 0, 3], attn[0, 1] = 1.0, 0.1
+    weights = torch.ones(1, 2, 5, 4)
+    shares = torch.rand(1, 2, 2, 5, 4)
+    other = shares.clone()
+    other[0, 1] = 0
+    other[0, 1, 0, 0, 0] = 1
+    claims = torch.zeros(1, 2, 2, 5, 4)  # a half of everything
+    facts = search_facts(attn, claims, shares, other, weights)[0]
+    torch.testing.assert_close(facts[:, 0], torch.tensor([-1.0, 0.0]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(facts[:, 1], torch.full((2,), -0.30103), atol=1e-4, rtol=0)
+    assert facts[0, 2] == pytest.approx(1)
+    assert facts[1, 2] < 0.5
+
+
 def test_existence_does_not_depend_on_empty_slots_beside() -> None:
     torch.manual_seed(0)
     head = ExistenceHead(12)
-    slots, facts = torch.randn(1, 2, 12), -torch.rand(1, 2, 6)
-    empty = torch.tensor([-6.0, -6.0, 0, 0, 0, 0]).expand(1, 3, 6)
+    slots, facts = torch.randn(1, 2, 12), -torch.rand(1, 2, 9)
+    empty = torch.tensor([-6.0, -6.0] + [0.0] * 7).expand(1, 3, 9)
     more = head(torch.cat([slots, torch.randn(1, 3, 12)], 1), torch.cat([facts, empty], 1))
     torch.testing.assert_close(more[:, :2], head(slots, facts), atol=1e-2, rtol=0)
 

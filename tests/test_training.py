@@ -117,7 +117,7 @@ def planted(n: int) -> SlotSet:
     exists = (torch.rand(n, 4, generator=generator) < 0.5).float()
     slots = torch.randn(n, 4, 16, generator=generator)
     slots[..., 0] = 4 * exists - 2
-    facts = torch.zeros(n, 4, 6)
+    facts = torch.zeros(n, 4, 9)
     facts[..., :2] = -0.6
     return SlotSet(slots, facts, exists, torch.ones(n, 4))
 
