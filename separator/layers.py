@@ -174,8 +174,8 @@ def slot_facts(shares: Tensor, weights: Tensor) -> Tensor:
 def search_facts(attn: Tensor, claims: Tensor, first: Tensor, last: Tensor, weights: Tensor) -> Tensor:
     """What finding a slot says about it, [B, S, N_SEARCH_FACTS].
 
-    Over what share of the tokens its attention [B, S, L] spread and what share of the mixture it claimed, both
-    as powers of ten, and how alike its masks [B, S, K, M, cell] are before and after refinement.
+    Over what share of the tokens its attention [B, S, L] spread and what share of the mixture it claimed,
+    both as powers of ten, and how alike its masks [B, S, K, M, cell] are before and after refinement.
     """
     spread = -(attn * torch.log(attn.clamp(min=1e-12))).sum(-1) / math.log(10) - math.log10(attn.shape[-1])
     total = weights.sum((1, 2, 3))[:, None]
