@@ -6,6 +6,7 @@ sources, and the threshold is the one that counts best on recordings that neithe
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from separator.datasets import Bank, MixingConfig, draw_mixture
+from separator.fuss import Example
 from separator.layers import ExistenceHead
 from separator.losses import best_assignment, pairwise_si_sdr
 from separator.network import NetworkConfig, SeparationNetwork
@@ -24,12 +25,8 @@ THRESHOLDS = np.linspace(0.1, 0.9, 81)
 
 @dataclass(frozen=True)
 class CalibrationConfig:
-    """How many mixtures the head is fitted to, and how."""
+    """How the head is fitted."""
 
-    n_train: int = 1600
-    n_validation: int = 240
-    seconds: float = 10.0
-    scene_share: float = 0.8
     epochs: int = 60
     batch_size: int = 64
     learning_rate: float = 2e-3
@@ -43,7 +40,7 @@ class SlotSet(NamedTuple):
     slots: Tensor
     """[N, S, D]."""
     facts: Tensor
-    """[N, S, N_FACTS]."""
+    """[N, S, N_FACTS + N_SEARCH_FACTS]."""
     exists: Tensor
     """[N, S], 1 where a source is assigned."""
     tried: Tensor
@@ -51,42 +48,36 @@ class SlotSet(NamedTuple):
 
 
 def calibrate(
-    network: SeparationNetwork, train: Bank, validation: Bank, config: CalibrationConfig
+    network: SeparationNetwork,
+    train: Sequence[Example],
+    validation: Sequence[Example],
+    config: CalibrationConfig,
 ) -> tuple[NetworkConfig, float]:
     """Fit ``network.existence`` in place; return the config with its threshold, and how often it is right.
 
-    The share is that of the validation mixtures on which the threshold was chosen.
+    The share is that of the validation examples on which the threshold was chosen.
     """
     network.eval()
-    fitted = fit_head(network.existence, collect_slots(network, train, config, config.n_train, 0), config)
+    fitted = fit_head(collect_slots(network, train), config)
     network.existence.load_state_dict(fitted.state_dict())
-    held_out = collect_slots(network, validation, config, config.n_validation, 1)
-    threshold, accuracy = best_threshold(network.existence, held_out)
+    threshold, accuracy = best_threshold(network.existence, collect_slots(network, validation))
     return dataclasses.replace(network.config, min_existence=threshold), accuracy
 
 
-def collect_slots(
-    network: SeparationNetwork, bank: Bank, config: CalibrationConfig, n_mixtures: int, stream: int
-) -> SlotSet:
-    """Run the network on mixtures of 1, 2, ... sources in turn and keep what its existence head was given."""
+def collect_slots(network: SeparationNetwork, examples: Sequence[Example]) -> SlotSet:
+    """Run the network on every example's sum of sources and keep what its existence head was given."""
     seen: list[tuple[Tensor, Tensor]] = []
     hook = network.existence.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
     stft = STFT(network.config.n_fft, network.config.hop_length)
     n_slots = network.config.n_slots
     truths = []
     with torch.no_grad():
-        for index in range(n_mixtures):
-            count = 1 + index % n_slots
-            counts = tuple(float(k + 1 == count) for k in range(n_slots))
-            mixing = MixingConfig(config.seconds, counts, scene_share=config.scene_share)
-            rng = np.random.default_rng([config.seed, stream, index])
-            sources, noise = (torch.from_numpy(x) for x in draw_mixture(bank, mixing, rng))
-            sources = sources[:count]
+        for index in range(len(examples)):
+            sources = examples[index].sources
             torch.manual_seed(index)
-            mixture = stft(sources.sum(0) + noise)[None]
-            masks = network(mixture).masks
-            quality = pairwise_si_sdr(masks, mixture, stft(sources)[None])
-            slots = best_assignment(-quality, torch.ones(1, count, dtype=torch.bool))
+            mixture = stft(sources.sum(0))[None]
+            quality = pairwise_si_sdr(network(mixture).masks, mixture, stft(sources)[None])
+            slots = best_assignment(-quality, torch.ones(1, len(sources), dtype=torch.bool))
             truths.append(torch.zeros(n_slots).index_fill(0, slots[0], 1.0))
     hook.remove()
 
@@ -102,8 +93,8 @@ def collect_slots(
     )
 
 
-def fit_head(like: ExistenceHead, data: SlotSet, config: CalibrationConfig) -> ExistenceHead:
-    """Fit a new head of the shape of ``like`` by cross-entropy."""
+def fit_head(data: SlotSet, config: CalibrationConfig) -> ExistenceHead:
+    """Fit a new head by cross-entropy."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         head = ExistenceHead(data.slots.shape[-1])

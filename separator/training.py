@@ -116,6 +116,7 @@ def train(config: TrainingConfig, bank_directory: Path, run_directory: Path) -> 
     state = new_state(config)
     if (run_directory / "state.json").is_file():
         load_state(state, run_directory)
+        _cut_log(run_directory, state.step)
     else:
         resolved = {**dataclasses.asdict(config), "environment": environment()}
         _write_json(run_directory / "config.json", resolved)
@@ -292,6 +293,16 @@ def _processor() -> str:
 def _log(directory: Path, record: dict[str, Any]) -> None:
     with (directory / "log.jsonl").open("a") as file:
         file.write(json.dumps(record) + "\n")
+
+
+def _cut_log(directory: Path, step: int) -> None:
+    """Drop what was logged after ``step``: those steps are taken again."""
+    log = directory / "log.jsonl"
+    if log.is_file():
+        kept = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= step]
+        temporary = log.with_suffix(".tmp")
+        temporary.write_text("".join(f"{line}\n" for line in kept))
+        os.replace(temporary, log)
 
 
 def _write_json(path: Path, values: Any) -> None:

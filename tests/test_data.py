@@ -637,20 +637,24 @@ def test_a_bank_without_material_names_the_remedy(tmp_path: Path, scripts: dict[
 # ---- the audit
 
 
-def test_the_audit_finds_a_planted_copy_and_nothing_else(tmp_path: Path, scripts: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("original", "copy", "delay"),
+    [(5, 29, 50), (8, 24, 30_000)],  # a short clip, trimmed a little later; a background, from the middle on
+)
+def test_the_audit_finds_a_planted_copy_and_nothing_else(
+    tmp_path: Path, scripts: dict[str, Any], original: int, copy: int, delay: int
+) -> None:
     write_bank(tmp_path / "bank", splits=("train", "evaluation"))
     with (tmp_path / "bank" / "clips.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     audio = np.fromfile(tmp_path / "bank" / "audio.i16", "<i2")
-    original, copy = rows[5], rows[29]
-    length = int(copy["length"])
-    assert copy["length"] == original["length"]
-    start, place = int(original["start"]), int(copy["start"])
-    audio[place : place + length] = np.roll(audio[start : start + length], 50) // 2
+    start, place, length = int(rows[original]["start"]), int(rows[copy]["start"]), int(rows[copy]["length"])
+    assert rows[original]["length"] == rows[copy]["length"]
+    audio[place : place + length] = np.roll(audio[start : start + length], delay) // 2
     audio.tofile(tmp_path / "bank" / "audio.i16")
     (pair,) = scripts["audit"].find_siblings(tmp_path / "bank")
-    assert (pair.scored["path"], pair.trained["path"]) == (copy["path"], original["path"])
-    assert pair.correlation > 0.95
+    assert (pair.scored["path"], pair.trained["path"]) == (rows[copy]["path"], rows[original]["path"])
+    assert pair.correlation > 0.9
 
 
 # ---- the sample recordings

@@ -33,9 +33,6 @@ workers = 0
 bfloat16 = false
 
 [calibration]
-n_train = 8
-n_validation = 4
-seconds = 1.0
 epochs = 2
 
 [[stages]]
@@ -66,9 +63,6 @@ def test_soundscapes_goes_from_training_to_scores(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL.format(mechanism="evidence_claim"))
     bank = write_bank(tmp_path)
     run("train.py", tmp_path / "small.toml", "--bank", bank, "--run", tmp_path / "run")
-    release = ("--run", tmp_path / "run", "--bank", bank, "--model", tmp_path / "model")
-    said = json.loads(run("release.py", tmp_path / "small.toml", *release))
-    assert said["steps"] == 40
     samples = ROOT / "data/samples"
     split = tmp_path / "mixtures/evaluation"
     split.mkdir(parents=True)
@@ -77,6 +71,11 @@ def test_soundscapes_goes_from_training_to_scores(tmp_path: Path) -> None:
     for k, source in enumerate(sorted((samples / "mix3_sources").glob("*.flac"))):
         name = "background0_sound.wav" if k == 0 else f"foreground{k - 1}_sound.wav"
         (split / "example0000_sources" / name).symlink_to(source)
+    for other in ("train", "validation"):
+        (tmp_path / "mixtures" / other).symlink_to(split)
+    release = ("--run", tmp_path / "run", "--mixtures", tmp_path / "mixtures", "--model", tmp_path / "model")
+    said = json.loads(run("release.py", tmp_path / "small.toml", *release))
+    assert said["steps"] == 40
     place = ("--mixtures", tmp_path / "mixtures", "--results", tmp_path / "results")
     run("evaluate.py", "--model", tmp_path / "model", *place)
     report = json.loads((tmp_path / "results/model.json").read_text())["reports"]["model"]["all"]

@@ -1,6 +1,6 @@
 """Fit the existence head of a trained run and write the run's averaged weights as a model folder.
 
-python recipes/soundscapes/release.py [--run DIR] [--model DIR] [--bank DIR]
+python recipes/soundscapes/release.py [--run DIR] [--model DIR] [--mixtures DIR]
 """
 
 import argparse
@@ -12,7 +12,7 @@ import torch
 
 from separator.calibration import CalibrationConfig, calibrate
 from separator.checkpoint import save_model
-from separator.datasets import Bank
+from separator.fuss import read_fuss_examples
 from separator.training import TrainingConfig, load_state, new_state
 
 HERE = Path(__file__).parent
@@ -26,7 +26,8 @@ def main() -> None:
     parser.add_argument("recipe", type=Path, nargs="?", default=HERE / "recipe.toml")
     parser.add_argument("--mechanism", help="slot attention mechanism (default: the recipe's)")
     parser.add_argument("--run", type=Path, help="run folder (default: runs/<recipe name> beside the recipe)")
-    parser.add_argument("--bank", type=Path, default=HERE.parents[1] / "data/soundscapes/bank")
+    parser.add_argument("--mixtures", type=Path, default=HERE.parents[1] / "data/soundscapes/mixtures")
+    parser.add_argument("--limit", type=int, help="fit to every so-many-th mixture, about this many in all")
     parser.add_argument("--model", type=Path, default=HERE.parents[1] / "models/soundscapes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -38,9 +39,11 @@ def main() -> None:
     state = new_state(TrainingConfig.from_dict(recipe))
     load_state(state, arguments.run or HERE / "runs" / name)
     settings = CalibrationConfig(**recipe.get("calibration", {}))
-    banks = Bank(arguments.bank, "train"), Bank(arguments.bank, "validation")
+    train, validation = (read_fuss_examples(arguments.mixtures, split) for split in ("train", "validation"))
+    if arguments.limit:
+        train = train[:: max(1, len(train) // arguments.limit)]
     network = state.average
-    network.config, accuracy = calibrate(network, *banks, settings)
+    network.config, accuracy = calibrate(network, train, validation, settings)
     facts = {"steps": state.step, "count_accuracy_validation": round(accuracy, 4)}
     save_model(network, arguments.model, {"training": facts})
     print(json.dumps({"model": str(arguments.model), "min_existence": network.config.min_existence, **facts}))
