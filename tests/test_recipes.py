@@ -1,10 +1,12 @@
 """Every recipe runs, for seconds, and learns; READMEs say what the results say."""
 
+import importlib.util
 import json
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from test_datasets import write_bank
@@ -93,14 +95,28 @@ def test_recipe_is_one_the_trainer_takes(recipe: str) -> None:
     assert sum(config.stages[-1].mixing.counts) == pytest.approx(1)
 
 
+def load_script(folder: str, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        f"{folder}_{name}", ROOT / "recipes" / folder / f"{name}.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_readme_tables_are_those_of_the_results() -> None:
-    sys.path.insert(0, str(SOUNDSCAPES))
-    try:
-        import tables
-    finally:
-        sys.path.remove(str(SOUNDSCAPES))
+    tables = load_script("soundscapes", "tables")
     assert stale_tables(SOUNDSCAPES / "README.md", tables.tables()) == []
     assert stale_tables(tables.CARD, tables.card_tables()) == []
+    assert stale_tables(tables.README, {"all": tables.tables()["all"]}) == []
+
+
+def test_speed_table_is_that_of_the_results() -> None:
+    script = load_script("separate_speed", "run")
+    record = json.loads((script.HERE / "results/speed.json").read_text())
+    assert stale_tables(script.HERE / "README.md", {"speed": script.table(record)}) == []
 
 
 def test_shipped_model_is_the_recipe_s() -> None:

@@ -20,8 +20,8 @@ from separator.fuss import read_fuss_examples
 from separator.training import environment
 
 HERE = Path(__file__).parent
-NMF_EXAMPLES = 200
-BSSEVAL_EXAMPLES = 40
+SLOW_EXAMPLES = 120
+BSSEVAL_EXAMPLES = 20
 
 
 def main() -> None:
@@ -45,9 +45,8 @@ def main() -> None:
     started = time.monotonic()
     if arguments.baselines:
         name = arguments.name or "baselines"
-        reports = evaluate_baselines(
-            examples, limits={"nmf": NMF_EXAMPLES, "hpss": NMF_EXAMPLES}, progress=lambda *state: show(*state)
-        )
+        limits = {"nmf": SLOW_EXAMPLES, "hpss": SLOW_EXAMPLES}
+        reports = evaluate_baselines(examples, limits=limits, progress=show)
     else:
         name = arguments.name or Path(arguments.model).name
         separate = model_function(Separator.load(arguments.model, device="cpu"))

@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--mechanism", help="slot attention mechanism (default: the recipe's)")
     parser.add_argument("--run", type=Path, help="run folder (default: runs/<recipe name> beside the recipe)")
     parser.add_argument("--mixtures", type=Path, default=HERE.parents[1] / "data/soundscapes/mixtures")
-    parser.add_argument("--limit", type=int, help="fit to every so-many-th mixture, about this many in all")
+    parser.add_argument("--limit", type=int, help="take about this many mixtures of each split")
     parser.add_argument("--model", type=Path, default=HERE.parents[1] / "models/soundscapes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -41,7 +41,7 @@ def main() -> None:
     settings = CalibrationConfig(**recipe.get("calibration", {}))
     train, validation = (read_fuss_examples(arguments.mixtures, split) for split in ("train", "validation"))
     if arguments.limit:
-        train = train[:: max(1, len(train) // arguments.limit)]
+        train, validation = (x[:: max(1, len(x) // arguments.limit)] for x in (train, validation))
     network = state.average
     network.config, accuracy = calibrate(network, train, validation, settings)
     facts = {"steps": state.step, "count_accuracy_validation": round(accuracy, 4)}

@@ -6,6 +6,7 @@ Everything comes from results/: evaluation.json and baselines.json (evaluate.py)
 on the ablations' models) and log.jsonl (the shipped run's log).
 """
 
+import csv
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from separator.report import confusion_table, format_table, fuss_table, markdown
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+README = HERE.parents[1] / "README.md"
+PACKAGES = HERE.parents[1] / "data/soundscapes/packages.tsv"
 CARD = HERE.parents[1] / "models/soundscapes/README.md"
 LABELS = {
     "mixture": "mixture as it is",
@@ -77,7 +80,17 @@ def card_tables() -> dict[str, str]:
     return {
         "all": markdown_table(model),
         "heldout": markdown_table(model, part="package_heldout"),
+        "packages": packages_table(),
     }
+
+
+def packages_table() -> str:
+    """The packages whose clips were trained on or scored, and their licences."""
+    with PACKAGES.open(newline="") as file:
+        rows = [
+            (row["package"], row["version"], row["licences"]) for row in csv.DictReader(file, delimiter="\t")
+        ]
+    return format_table(["package", "version", "licences"], rows)
 
 
 def facts_table(report: Mapping[str, Any]) -> str:
@@ -136,6 +149,7 @@ def main() -> None:
     """Write everything."""
     update_tables(HERE / "README.md", tables())
     update_tables(CARD, card_tables())
+    update_tables(README, {"all": markdown_table(reports())})
     draw_curve(RESULTS / "curve.png")
 
 

@@ -1,0 +1,104 @@
+"""Time and memory of `separate`, beside librosa's HPSS in the same run; into results/speed.json and README.md.
+
+python recipes/separate_speed/run.py
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import librosa
+import numpy as np
+import soundfile
+
+from separator import Separator
+from separator.report import format_table, update_tables
+from separator.training import environment
+
+HERE = Path(__file__).parent
+SAMPLE = HERE.parents[1] / "data/samples/mix3.wav"
+REPEATS = 3
+COMMAND = "import sys; from separator.cli import main; sys.exit(main())"
+
+
+def main() -> None:
+    """Measure everything and write it down."""
+    mixture, sample_rate = soundfile.read(SAMPLE, dtype="float32")
+    minute = np.tile(mixture, 6)
+    separator = Separator.load(device="cpu")
+    record = {
+        "environment": environment(),
+        "date": time.strftime("%Y-%m-%d"),
+        "command_seconds": median_seconds(lambda: run_command(SAMPLE)),
+        "minute_seconds": median_seconds(lambda: separator.separate(minute[None], sample_rate)),
+        "hpss_minute_seconds": median_seconds(lambda: librosa.effects.hpss(minute)),
+        "ten_minutes_stereo": ten_minutes_stereo(minute, sample_rate),
+    }
+    (HERE / "results").mkdir(exist_ok=True)
+    (HERE / "results/speed.json").write_text(json.dumps(record, indent=1) + "\n")
+    update_tables(HERE / "README.md", {"speed": table(record)})
+
+
+def median_seconds(work: Callable[[], object]) -> float:
+    """Median wall time after one unmeasured call."""
+    seconds = []
+    for _ in range(REPEATS + 1):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return round(float(np.median(seconds[1:])), 3)
+
+
+def run_command(path: Path) -> None:
+    """The command as a user calls it, start-up included."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [sys.executable, "-c", COMMAND, str(path), "--output", folder]
+        subprocess.run(arguments, check=True, capture_output=True)
+
+
+def ten_minutes_stereo(minute: np.ndarray, sample_rate: int) -> dict[str, float]:
+    """Seconds and peak memory of the command on ten minutes of 44.1 kHz stereo: no other child needs more."""
+    wide = librosa.resample(minute, orig_sr=sample_rate, target_sr=44_100)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ten.wav"
+        with soundfile.SoundFile(path, "w", 44_100, 2, "PCM_16") as file:
+            for gain in np.linspace(0.5, 1.0, 10):
+                file.write(np.stack([wide, gain * wide], 1))
+        started = time.perf_counter()
+        run_command(path)
+        seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    return {"seconds": round(seconds, 1), "peak_memory_mib": round(peak)}
+
+
+def table(record: dict) -> str:
+    """The README's table."""
+    ten = record["ten_minutes_stereo"]
+    speed, peer = 60 / record["minute_seconds"], 60 / record["hpss_minute_seconds"]
+    rows = [
+        ["`separate` on the 10 s sample, start-up included", f"{record['command_seconds']:.1f} s"],
+        [
+            "60 s at 16 kHz, without start-up",
+            f"{record['minute_seconds']:.1f} s, {speed:.0f} times real time",
+        ],
+        [
+            "librosa's HPSS on the same 60 s",
+            f"{record['hpss_minute_seconds']:.1f} s, {peer:.0f} times real time",
+        ],
+        ["time of `separate` over that of HPSS", f"{peer / speed:.2f}"],
+        [
+            "10 minutes of 44.1 kHz stereo, start-up included",
+            f"{ten['seconds']:.0f} s, {600 / ten['seconds']:.0f} times",
+        ],
+        ["its peak memory", f"{ten['peak_memory_mib']:.0f} MiB"],
+    ]
+    return format_table([f"{record['environment']['threads']} threads, {record['date']}", ""], rows)
+
+
+if __name__ == "__main__":
+    main()
