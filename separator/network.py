@@ -184,7 +184,8 @@ class SeparationNetwork(nn.Module):
             logits = self._decode(slots, tokens, cells) + presence
             shares, masks = self._masks(logits, n_frames)
             facts = slot_facts(shares[:, :-1], weights)
-        search = search_facts(out.attn.float(), claims.float(), first, shares[:, :-1], weights)
+        attn = nn.functional.normalize(out.attn.float(), p=1, dim=2)  # vanilla's sums to one over slots
+        search = search_facts(attn, claims.float(), first, shares[:, :-1], weights)
         existence = self.existence(slots, torch.cat([facts, search], -1))
         found = Decomposition(masks[:, :-1], masks[:, -1], existence, out.attn, out.evidence, grid)
         if sources is not None:
@@ -194,7 +195,7 @@ class SeparationNetwork(nn.Module):
             guided_claims, claims, true = (x.flatten(2, 3) for x in (guided, claims, true))
             parts = (weights / weights.sum((1, 2, 3), keepdim=True)).flatten(1, 2)
             owned = (true * parts[:, None]).sum(-1) / parts.sum(-1)[:, None]  # [B, K, L]
-            attended = torch.einsum("bsl,bkl->bsk", out.attn.float(), owned)
+            attended = torch.einsum("bsl,bkl->bsk", attn, owned)
             guidance = Guidance(guided_masks, guided_claims, claims, true, parts, attended)
             found = found._replace(guidance=guidance)
         return _pad_slots(found, n_slots)
