@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_datasets import write_bank
 
-from separator.calibration import CalibrationConfig, SlotSet, best_threshold, calibrate, fit_head
+from separator.calibration import CalibrationConfig, SlotSet, best_threshold, calibrate, cross_fit
 from separator.errors import SeparatorError
 from separator.fuss import Example
 from separator.training import TrainingConfig, learning_rate_factor, load_state, new_state, train
@@ -126,18 +126,27 @@ def planted(n: int) -> SlotSet:
     return SlotSet(slots, facts, exists, torch.ones(n, 4))
 
 
-def test_fitted_head_counts_what_its_slots_show() -> None:
-    head = fit_head(planted(400), CalibrationConfig(epochs=15))
-    threshold, accuracy = best_threshold(head, planted(100))
+def test_heads_count_what_slots_show_and_miss_no_more_than_allowed() -> None:
+    data = planted(300)
+    probability = cross_fit(data, data, CalibrationConfig(epochs=10))
+    threshold, accuracy = best_threshold(probability, data.exists, 0.9)
     assert accuracy > 0.95
     assert 0.1 <= threshold <= 0.9
 
 
+def test_threshold_gives_up_counts_for_recall() -> None:
+    exists = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 1.0], [1.0, 0.0]])
+    probability = torch.tensor([[0.9, 0.4], [0.9, 0.4], [0.9, 0.3], [0.9, 0.0]])
+    assert best_threshold(probability, exists, 0.5)[1] == 0.75  # the weak source is missed
+    threshold, accuracy = best_threshold(probability, exists, 1.0)
+    assert threshold <= 0.3
+    assert accuracy == 0.5
+
+
 def test_slots_that_decoding_did_not_reach_are_never_counted() -> None:
-    data = planted(200)
-    head = fit_head(data, CalibrationConfig(epochs=15))
-    untried = data._replace(exists=torch.zeros(200, 4), tried=torch.zeros(200, 4))
-    assert best_threshold(head, untried)[1] == 1.0
+    data = planted(100)
+    untried = data._replace(tried=torch.zeros(100, 4))
+    assert cross_fit(data, untried, CalibrationConfig(epochs=2)).max() == 0
 
 
 def test_calibration_changes_the_head_alone() -> None:

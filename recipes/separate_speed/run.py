@@ -1,4 +1,4 @@
-"""Time and memory of `separate`, beside librosa's HPSS in the same run; into results/speed.json and README.md.
+"""Time and memory of `separate`, beside librosa's HPSS in the same run; fills results/ and README.md.
 
 python recipes/separate_speed/run.py
 """
