@@ -210,10 +210,8 @@ class SeparationNetwork(nn.Module):
         return shares, masks
 
     def _decode(self, slots: Tensor, tokens: Tensor, cells: Tensor) -> Tensor:
-        """Logits [B, S, K, M, cell] of slots [B, S, D]."""
-        repeats = [x.repeat_interleave(slots.shape[1], 0) for x in (tokens, cells)]
-        logits: Tensor = self.decoder(slots.flatten(0, 1), *repeats).unflatten(0, slots.shape[:2])
-        return logits
+        """Logits [B, S, K, M, cell] of slots [B, S, D]; one after another, which copies no tokens."""
+        return torch.stack([self.decoder(slot, tokens, cells) for slot in slots.unbind(1)], 1)
 
     def _guided_slots(self, tokens: Tensor, weights: Tensor, shares: Tensor) -> Tensor:
         """Slots [B, K, D] whose attention follows each source's ``shares`` [B, K, K, M, cell]."""
