@@ -24,6 +24,7 @@ from separator.errors import SeparatorError
 INTEGER_BITS = {"PCM_U8": 8, "PCM_16": 16, "PCM_24": 24, "PCM_32": 32}
 RESIDUAL = "residual.wav"
 PICTURE = "separation.png"
+HEADER_BYTES = 256  # of a wav file; its chunks before the samples are shorter
 MAX_WAV_BYTES = 2**32 - 2**20  # a WAV header counts 32 bits; RF64 takes over just below
 # codings a wav file cannot or should not have, and what comes nearest; lossy ones decode to floats
 _NEAREST = {
@@ -231,9 +232,19 @@ class _Writer:
         """Complete the file and give it its name."""
         path = path or self.path
         self._file.close()
+        _erase_time(self._temporary)
         os.replace(self._temporary, path)
         mean_square = self.energy / max(1, self._count)
         return Stem(path, self.energy, 10 * math.log10(mean_square) if mean_square > 0 else None)
+
+
+def _erase_time(path: Path) -> None:
+    """Zero the time of writing in a float file's PEAK chunk: the same input must give the same bytes."""
+    with path.open("r+b") as file:
+        at = file.read(HEADER_BYTES).find(b"PEAK")
+        if at >= 0:  # chunk id, size, version, time, each of four bytes
+            file.seek(at + 12)
+            file.write(bytes(4))
 
 
 def _source_name(index: int) -> str:

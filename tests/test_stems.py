@@ -1,3 +1,4 @@
+import time
 from pathlib import Path
 
 import numpy as np
@@ -150,3 +151,13 @@ def test_a_waveform_too_loud_for_integers_is_refused_and_leaves_nothing(tmp_path
 def test_full_scale_samples_do_not_wrap_around(tmp_path):
     write_audio(tmp_path / "a.wav", np.array([[-1.0, 1 - 2**-15]]), 8000, subtype="PCM_16")
     assert soundfile.read(tmp_path / "a.wav", dtype="int16")[0].tolist() == [-32768, 32767]
+
+
+@pytest.mark.parametrize("subtype", ["FLOAT", "DOUBLE", "PCM_16"])
+def test_files_written_at_another_time_have_the_same_bytes(tmp_path: Path, subtype: str) -> None:
+    samples = np.random.default_rng(0).uniform(-0.5, 0.5, (2, 1000)).astype(np.float32)
+    for name in ("first.wav", "second.wav"):
+        write_audio(tmp_path / name, samples, 16_000, subtype=subtype)
+        time.sleep(1.1 if subtype == "FLOAT" and name == "first.wav" else 0)  # the time has whole seconds
+    assert (tmp_path / "first.wav").read_bytes() == (tmp_path / "second.wav").read_bytes()
+    assert soundfile.read(tmp_path / "first.wav")[0].shape == (1000, 2)
