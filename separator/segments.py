@@ -109,18 +109,16 @@ def mono_view(spectrogram: Tensor) -> Tensor:
 
 
 def _hear(network: SeparationNetwork, view: Tensor, n_slots: int) -> _Heard:
-    """Run the network on the spectrogram of a segment; a slot it did not need stays empty."""
+    """Run the network on the spectrogram of a segment."""
     devices = [view.device] if view.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.inference_mode():
         torch.manual_seed(SEED)
         out: Decomposition = network(view[None], n_slots=n_slots)
-    masks = _pad_slots(out.masks[0].float().cpu(), n_slots)
-    existence = _pad_slots(torch.sigmoid(out.existence_logits[0].float()).cpu(), n_slots)
+    masks = out.masks[0].float().cpu()
+    existence = torch.sigmoid(out.existence_logits[0].float()).cpu()
     evidence = None
     if out.evidence is not None:
         evidence = torch.cat(out.evidence).float().cpu().unflatten(1, out.token_grid)
-        missing = n_slots + 1 - len(evidence)
-        evidence = torch.cat([evidence, evidence[-1:].expand(missing, -1, -1)])
     return _Heard(masks, existence, evidence, view.abs().square().cpu())
 
 
@@ -220,12 +218,6 @@ class _Picture:
         if self.rest is not None and self.rest.shape[-1]:
             self.columns.append(self.rest.mean(-1, keepdim=True))
         return torch.cat(self.columns, -1).numpy()
-
-
-def _pad_slots(values: Tensor, n_slots: int) -> Tensor:
-    """Zeros for the slots that decoding did not come to."""
-    missing = n_slots - values.shape[0]
-    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
 
 
 def _cross_fade(tail: Tensor, masks: Tensor) -> Tensor:
