@@ -36,7 +36,6 @@ class Clip(NamedTuple):
     length: int
     family: str
     rough_class: str
-    package: str
 
 
 @dataclass(frozen=True)
@@ -78,9 +77,7 @@ class Bank:
         self.audio = np.memmap(directory / "audio.i16", dtype="<i2", mode="r")
         self.clips: dict[str, dict[str, list[Clip]]] = {}
         for row in rows:
-            clip = Clip(
-                int(row["start"]), int(row["length"]), row["family"], row["rough_class"], row["package"]
-            )
+            clip = Clip(int(row["start"]), int(row["length"]), row["family"], row["rough_class"])
             self.clips.setdefault(clip.rough_class, {}).setdefault(clip.family, []).append(clip)
         self.classes = list(self.clips)
         self._class_share = _shares([[c for f in self.clips[k].values() for c in f] for k in self.classes])

@@ -162,10 +162,7 @@ class SeparationNetwork(nn.Module):
         """Decompose complex spectrograms [B, F, T] into ``n_slots`` masks and a residual mask each.
 
         Slots that were found are refined ``n_refine`` times: each attends to what its masks took, and is
-        decoded anew.
-        With the true ``sources`` [B, K, F, T] as well, `Decomposition.guided_masks` says what the decoder
-        makes of slots that attended to just those: what slot attention has to find, and a way to train the
-        rest.
+        decoded anew. With the true ``sources`` [B, K, F, T] the result has the `Guidance` for training.
         """
         n_frames = spectrogram.shape[-1]
         bands, power = self._bands(self._band_power(spectrogram))

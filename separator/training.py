@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import time
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,19 @@ class Stage:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Stage":
-        """Build from a table ``{until, batch_size, mixing = {...}, loss = {...}}``."""
+        """Build from a table ``{until, batch_size, n_refine, mixing = {...}, loss = {...}}``.
+
+        Raises:
+            SeparatorError: a key is unknown.
+        """
+        for kind, part in (
+            (cls, values),
+            (MixingConfig, values.get("mixing", {})),
+            (LossConfig, values.get("loss", {})),
+        ):
+            known = {field.name for field in dataclasses.fields(kind)}
+            if unknown := sorted(set(part) - known):
+                raise SeparatorError(f"unknown setting {unknown} of a stage; known are {sorted(known)}")
         given: dict[str, Any] = values.get("mixing", {})
         mixing: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
         return cls(
@@ -108,6 +121,15 @@ class TrainingState:
     average: SeparationNetwork
     optimizer: torch.optim.AdamW
     step: int = 0
+
+
+def read_recipe(path: Path, mechanism: str | None = None) -> tuple[str, dict[str, Any]]:
+    """Name and tables of a recipe's TOML file; ``mechanism`` replaces the recipe's and joins the name."""
+    recipe = tomllib.loads(path.read_text())
+    if mechanism is None:
+        return path.stem, recipe
+    network = {**recipe.get("network", {}), "mechanism": mechanism}
+    return f"{path.stem}_{mechanism}", {**recipe, "network": network}
 
 
 def train(config: TrainingConfig, bank_directory: Path, run_directory: Path) -> SeparationNetwork:

@@ -12,7 +12,7 @@ from test_datasets import write_bank
 from separator.calibration import CalibrationConfig, SlotSet, best_threshold, calibrate, cross_fit
 from separator.errors import SeparatorError
 from separator.fuss import Example
-from separator.training import TrainingConfig, learning_rate_factor, load_state, new_state, train
+from separator.training import TrainingConfig, learning_rate_factor, load_state, new_state, read_recipe, train
 
 RECIPE: dict[str, Any] = {
     "network": {"widths": [4, 6, 8, 16], "n_context": 1, "embedding": 8},
@@ -106,6 +106,19 @@ def test_recipe_without_stages_or_with_a_misspelt_setting_is_refused() -> None:
         TrainingConfig.from_dict({"network": {}})
     with pytest.raises(SeparatorError, match=r"unknown training setting \['learning_rat'\]"):
         TrainingConfig.from_dict({**RECIPE, "training": {"learning_rat": 1.0}})
+
+
+@pytest.mark.parametrize("wrong", [{"n_refin": 1}, {"mixing": {"second": 1.0}}, {"loss": {"zero": 1.0}}])
+def test_misspelt_setting_of_a_stage_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(SeparatorError, match=r"unknown setting .* of a stage"):
+        TrainingConfig.from_dict({**RECIPE, "stages": [{"until": 1, "batch_size": 1, **wrong}]})
+
+
+def test_mechanism_replaces_the_recipe_s_and_joins_its_name(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text('[network]\nembedding = 8\nmechanism = "vanilla"\n')
+    assert read_recipe(tmp_path / "small.toml")[0] == "small"
+    name, recipe = read_recipe(tmp_path / "small.toml", "sequential")
+    assert (name, recipe["network"]) == ("small_sequential", {"embedding": 8, "mechanism": "sequential"})
 
 
 def test_state_of_another_network_is_not_taken(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ python recipes/soundscapes/release.py [--run DIR] [--model DIR] [--mixtures DIR]
 
 import argparse
 import json
-import tomllib
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from separator.calibration import CalibrationConfig, calibrate
 from separator.checkpoint import save_model
 from separator.fuss import read_fuss_examples
-from separator.training import TrainingConfig, load_state, new_state
+from separator.training import TrainingConfig, load_state, new_state, read_recipe
 
 HERE = Path(__file__).parent
 
@@ -31,11 +30,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=HERE.parents[1] / "models/soundscapes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    recipe = tomllib.loads(arguments.recipe.read_text())
-    name = arguments.recipe.stem
-    if arguments.mechanism:
-        recipe["network"]["mechanism"] = arguments.mechanism
-        name += f"_{arguments.mechanism}"
+    name, recipe = read_recipe(arguments.recipe, arguments.mechanism)
     state = new_state(TrainingConfig.from_dict(recipe))
     load_state(state, arguments.run or HERE / "runs" / name)
     settings = CalibrationConfig(**recipe.get("calibration", {}))

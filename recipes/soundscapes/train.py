@@ -4,12 +4,11 @@ python recipes/soundscapes/train.py [RECIPE.toml] [--mechanism NAME] [--bank DIR
 """
 
 import argparse
-import tomllib
 from pathlib import Path
 
 import torch
 
-from separator.training import TrainingConfig, train
+from separator.training import TrainingConfig, read_recipe, train
 
 HERE = Path(__file__).parent
 
@@ -26,11 +25,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    recipe = tomllib.loads(arguments.recipe.read_text())
-    name = arguments.recipe.stem
-    if arguments.mechanism:
-        recipe["network"]["mechanism"] = arguments.mechanism
-        name += f"_{arguments.mechanism}"
+    name, recipe = read_recipe(arguments.recipe, arguments.mechanism)
     train(TrainingConfig.from_dict(recipe), arguments.bank, arguments.run or HERE / "runs" / name)
 
 
