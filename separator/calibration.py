@@ -1,15 +1,14 @@
 """Counting, learnt last: the existence head fitted to a finished network, and the threshold it is read at.
 
 While masks still change, what tells a source from a left-over changes with them, and a count learnt on the
-way swings. So the head is fitted afterwards on frozen slots, with labels from the best assignment of the
-true sources. A network separates what it trained on better than what it never heard, so mixtures of
-validation recordings weigh more. The threshold is the one that counts best on them by heads that did not
-see them (cross-fitting), among those that call enough of the true sources: a sound that is missed is lost
-to its user, a stem too many is not.
+way swings. So the head is fitted afterwards, on frozen slots of many mixtures drawn from the training
+recordings, with labels from the best assignment of the true sources. The threshold is the one that counts
+best on mixtures of recordings that neither network nor head was trained on, among those that call enough of
+the true sources: a sound that is missed is lost to its user, a stem too many is not.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from separator.fuss import Example
 from separator.layers import ExistenceHead
 from separator.losses import best_assignment, pairwise_si_sdr
 from separator.network import NetworkConfig, SeparationNetwork
@@ -30,12 +28,12 @@ THRESHOLDS = np.linspace(0.1, 0.9, 81)
 class CalibrationConfig:
     """How the head is fitted."""
 
+    n_mixtures: int = 8000
+    """Of training recordings, on which the head is fitted."""
     epochs: int = 25
     batch_size: int = 64
     learning_rate: float = 2e-3
     weight_decay: float = 0.1
-    validation_weight: int = 3
-    n_folds: int = 5
     min_recall: float = 0.9
     seed: int = 0
 
@@ -55,33 +53,32 @@ class SlotSet(NamedTuple):
 
 def calibrate(
     network: SeparationNetwork,
-    train: Sequence[Example],
-    validation: Sequence[Example],
+    heard: Iterable[Tensor],
+    unheard: Iterable[Tensor],
     config: CalibrationConfig,
 ) -> tuple[NetworkConfig, float]:
     """Fit ``network.existence`` in place; return the config with its threshold, and how often it is right.
 
-    The share is that of the validation examples, by the heads of the cross-fitting.
+    Mixtures are given as their sources [K, time]. The head is fitted to those ``heard``, the threshold to
+    those ``unheard``, of which the share with the right count is returned.
     """
     network.eval()
-    seen, unseen = collect_slots(network, train), collect_slots(network, validation)
-    probability = cross_fit(seen, unseen, config)
-    threshold, accuracy = best_threshold(probability, unseen.exists, config.min_recall)
-    fitted = fit_head(_join(seen, unseen, config.validation_weight), config)
-    network.existence.load_state_dict(fitted.state_dict())
+    seen, unseen = collect_slots(network, heard), collect_slots(network, unheard)
+    head = fit_head(seen, config)
+    network.existence.load_state_dict(head.state_dict())
+    threshold, accuracy = best_threshold(probabilities(head, unseen), unseen.exists, config.min_recall)
     return dataclasses.replace(network.config, min_existence=threshold), accuracy
 
 
-def collect_slots(network: SeparationNetwork, examples: Sequence[Example]) -> SlotSet:
-    """Run the network on every example's sum of sources and keep what its existence head was given."""
+def collect_slots(network: SeparationNetwork, mixtures: Iterable[Tensor]) -> SlotSet:
+    """Run the network on sums of sources [K, time] and keep what its existence head was given."""
     seen: list[tuple[Tensor, Tensor]] = []
     hook = network.existence.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
     stft = STFT(network.config.n_fft, network.config.hop_length)
     n_slots = network.config.n_slots
     truths = []
     with torch.no_grad():
-        for index in range(len(examples)):
-            sources = examples[index].sources
+        for index, sources in enumerate(mixtures):
             torch.manual_seed(index)
             mixture = stft(sources.sum(0))[None]
             quality = pairwise_si_sdr(network(mixture).masks, mixture, stft(sources)[None])
@@ -123,17 +120,10 @@ def fit_head(data: SlotSet, config: CalibrationConfig) -> ExistenceHead:
     return head.eval()
 
 
-def cross_fit(seen: SlotSet, unseen: SlotSet, config: CalibrationConfig) -> Tensor:
-    """Existence probability [N, S] of the slots of ``unseen``, each by a head fitted without its fold."""
-    fold = torch.arange(len(unseen.slots)) % config.n_folds
-    probability = torch.zeros_like(unseen.exists)
-    for k in range(config.n_folds):
-        rest = SlotSet(*(values[fold != k] for values in unseen))
-        head = fit_head(_join(seen, rest, config.validation_weight), config)
-        with torch.no_grad():
-            logits = head(unseen.slots, unseen.facts)
-        probability[fold == k] = (torch.sigmoid(logits) * unseen.tried)[fold == k]
-    return probability
+def probabilities(head: ExistenceHead, data: SlotSet) -> Tensor:
+    """Existence probability [N, S]; zero where decoding did not come to the slot."""
+    with torch.no_grad():
+        return torch.sigmoid(head(data.slots, data.facts)) * data.tried
 
 
 def best_threshold(probability: Tensor, exists: Tensor, min_recall: float) -> tuple[float, float]:
@@ -150,8 +140,3 @@ def best_threshold(probability: Tensor, exists: Tensor, min_recall: float) -> tu
     best = np.flatnonzero(allowed & (accuracy >= accuracy[allowed].max() - 1e-9))
     middle = int(best[len(best) // 2])
     return round(float(THRESHOLDS[middle]), 3), float(accuracy[middle])
-
-
-def _join(seen: SlotSet, unseen: SlotSet, weight: int) -> SlotSet:
-    """``seen`` and ``weight`` times ``unseen``."""
-    return SlotSet(*(torch.cat([a, *[b] * weight]) for a, b in zip(seen, unseen, strict=True)))

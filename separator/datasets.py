@@ -27,6 +27,7 @@ SAMPLE_RATE = 16_000
 CLASS_POWER = 0.4  # of the seconds of a class, family or clip: its share of the draws
 BAND_LIMIT_HZ = 7000  # clips with less bandwidth would teach separation by bandwidth
 BACKGROUND_SECONDS = 4.0  # clips from here on can be backgrounds
+AMBIENCE = "ambience_background"  # the class of what sounds all the time and everywhere
 
 
 class Clip(NamedTuple):
@@ -48,6 +49,9 @@ class MixingConfig:
     scene_share: float = 0.6
     """Share of mixtures of one background and foregrounds; the others are of equals."""
     scene_snr_db: tuple[float, float] = (-5.0, 25.0)
+    scene_backgrounds: tuple[str, ...] = ()
+    """Rough classes that backgrounds of scenes are of, their foregrounds then being no ambience; none: any
+    class but speech."""
     equal_level_db: float = 8.0
     same_class: float = 0.15
     """Share of mixtures of equals drawn from one class."""
@@ -85,29 +89,39 @@ class Bank:
         self._family_share = {k: _shares([self.clips[k][f] for f in self._families[k]]) for k in self.classes}
         long = int(BACKGROUND_SECONDS * SAMPLE_RATE)
         every = [clip for families in self.clips.values() for clips in families.values() for clip in clips]
-        self.backgrounds = [c for c in every if c.length >= long and c.rough_class != "speech"]
-        self._background_share = _shares([[clip] for clip in self.backgrounds])
+        self._long_clips = [clip for clip in every if clip.length >= long]
+        self._backgrounds: dict[tuple[str, ...], tuple[list[Clip], npt.NDArray[np.float64]]] = {}
 
-    def draw_class(self, rng: np.random.Generator) -> str:
-        """Draw a rough class."""
-        return str(rng.choice(self.classes, p=self._class_share))
+    def draw_class(self, rng: np.random.Generator, exclude: str | None = None) -> str:
+        """Draw a rough class other than ``exclude``."""
+        share = self._class_share * [name != exclude for name in self.classes]
+        return str(rng.choice(self.classes, p=share / share.sum()))
 
     def draw_family(self, rng: np.random.Generator, rough_class: str) -> list[Clip]:
         """Draw a recording family of a class: its clips."""
         families = self._families[rough_class]
         return self.clips[rough_class][families[rng.choice(len(families), p=self._family_share[rough_class])]]
 
-    def draw_background(self, rng: np.random.Generator) -> Clip:
-        """Draw a clip long enough for a background.
+    def draw_background(self, rng: np.random.Generator, classes: tuple[str, ...] = ()) -> Clip:
+        """Draw a clip long enough for a background, of one of ``classes`` (none: of any but speech).
 
         Raises:
             SeparatorError: the bank has none.
         """
-        if not self.backgrounds:
+        if classes not in self._backgrounds:
+            chosen = [
+                clip
+                for clip in self._long_clips
+                if (clip.rough_class in classes if classes else clip.rough_class != "speech")
+            ]
+            self._backgrounds[classes] = chosen, _shares([[clip] for clip in chosen])
+        clips, share = self._backgrounds[classes]
+        if not clips:
             raise SeparatorError(
-                f"no clip of {BACKGROUND_SECONDS} s or more for a background; pass scene_share=0"
+                f"no clip of {BACKGROUND_SECONDS} s or more for a background of {classes or 'any class'}; "
+                "pass scene_share=0 or other classes"
             )
-        return self.backgrounds[rng.choice(len(self.backgrounds), p=self._background_share)]
+        return clips[rng.choice(len(clips), p=share)]
 
     def read(self, clip: Clip) -> Samples:
         """Samples of a clip in [-1, 1]."""
@@ -152,10 +166,11 @@ def draw_mixture(bank: Bank, config: MixingConfig, rng: np.random.Generator) -> 
     for k in range(count):
         for _ in range(10):  # a small bank may have no further family
             if scene and k == 0:
-                clip = bank.draw_background(rng)
+                clip = bank.draw_background(rng, config.scene_backgrounds)
                 source, family = loop(crop(bank.read(clip), length, rng), length), clip.family
             else:
-                clips = bank.draw_family(rng, one_class or bank.draw_class(rng))
+                exclude = AMBIENCE if scene and config.scene_backgrounds else None
+                clips = bank.draw_family(rng, one_class or bank.draw_class(rng, exclude))
                 source, family = place_clips(bank, clips, length, rng), clips[0].family
             if family not in used:
                 break

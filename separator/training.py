@@ -12,7 +12,7 @@ import os
 import platform
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from separator.losses import LossConfig, LossTerms, best_assignment, pairwise_si
 from separator.network import NetworkConfig, SeparationNetwork
 from separator.stft import STFT
 
-VALIDATION_SECONDS = 10.0
+MIXTURE_SECONDS = 10.0  # of what is validated and calibrated on
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,14 @@ class Stage:
         Raises:
             SeparatorError: a key is unknown.
         """
-        for kind, part in (
-            (cls, values),
-            (MixingConfig, values.get("mixing", {})),
-            (LossConfig, values.get("loss", {})),
-        ):
+        for kind, part in ((cls, values), (LossConfig, values.get("loss", {}))):
             known = {field.name for field in dataclasses.fields(kind)}
             if unknown := sorted(set(part) - known):
                 raise SeparatorError(f"unknown setting {unknown} of a stage; known are {sorted(known)}")
-        given: dict[str, Any] = values.get("mixing", {})
-        mixing: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
         return cls(
             values["until"],
             values["batch_size"],
-            MixingConfig(**mixing),
+            mixing_config(values.get("mixing", {})),
             LossConfig(**values.get("loss", {})),
             values.get("n_refine"),
         )
@@ -123,6 +117,19 @@ class TrainingState:
     step: int = 0
 
 
+def mixing_config(values: Mapping[str, Any]) -> MixingConfig:
+    """Build from plain values such as a TOML table.
+
+    Raises:
+        SeparatorError: a key is unknown.
+    """
+    known = {field.name for field in dataclasses.fields(MixingConfig)}
+    if unknown := sorted(set(values) - known):
+        raise SeparatorError(f"unknown setting {unknown} of a stage's mixing; known are {sorted(known)}")
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return MixingConfig(**plain)
+
+
 def read_recipe(path: Path, mechanism: str | None = None) -> tuple[str, dict[str, Any]]:
     """Name and tables of a recipe's TOML file; ``mechanism`` replaces the recipe's and joins the name."""
     recipe = tomllib.loads(path.read_text())
@@ -144,7 +151,8 @@ def train(config: TrainingConfig, bank_directory: Path, run_directory: Path) -> 
         _write_json(run_directory / "config.json", resolved)
     stft = STFT(config.network.n_fft, config.network.hop_length)
     bank = Bank(bank_directory, "train")
-    validation = validation_mixtures(Bank(bank_directory, "validation"), config)
+    unheard = Bank(bank_directory, "validation")
+    validation = list(fixed_mixtures(unheard, config.stages[-1].mixing, config.n_validation))
     window: list[LossTerms] = []
     started, first = time.monotonic(), state.step
     for stage, batch in batches(bank, config, state.step):
@@ -228,25 +236,27 @@ def learning_rate_factor(step: int, config: TrainingConfig) -> float:
     return min(1.0, (step + 1) / config.warmup_steps, (config.steps - step) / config.decay_steps)
 
 
-def validation_mixtures(bank: Bank, config: TrainingConfig) -> list[tuple[Tensor, int]]:
-    """Fixed mixtures of 1, 2, ... sources in turn: sources [K, time] and their count."""
-    mixtures = []
-    n_counts = len(config.stages[-1].mixing.counts)
-    for index in range(config.n_validation):
+def fixed_mixtures(bank: Bank, mixing: MixingConfig, n: int) -> Iterator[Tensor]:
+    """Yield the sources [K, time] of n mixtures of 10 s, of 1, 2, ... in turn; every call draws the same."""
+    n_counts = len(mixing.counts)
+    for index in range(n):
         counts = tuple(float(k == index % n_counts) for k in range(n_counts))
-        mixing = dataclasses.replace(config.stages[-1].mixing, counts=counts, seconds=VALIDATION_SECONDS)
-        sources, _ = draw_mixture(bank, mixing, np.random.default_rng([index, 1]))
-        mixtures.append((torch.from_numpy(sources[: index % n_counts + 1]), index % n_counts + 1))
-    return mixtures
+        drawn = dataclasses.replace(mixing, counts=counts, seconds=MIXTURE_SECONDS)
+        sources, _ = draw_mixture(bank, drawn, np.random.default_rng([index, 1]))
+        yield torch.from_numpy(sources[: index % n_counts + 1])
 
 
-def validate(network: SeparationNetwork, stft: STFT, mixtures: list[tuple[Tensor, int]]) -> dict[str, float]:
-    """Mean SI-SDR (1 source) or its improvement (more), known count, dB, and the share of right counts."""
+def validate(network: SeparationNetwork, stft: STFT, mixtures: Iterable[Tensor]) -> dict[str, float]:
+    """Mean SI-SDR (1 source) or its improvement (more), known count, dB, and the share of right counts.
+
+    ``mixtures`` are given as their sources [K, time].
+    """
     scores: dict[int, list[float]] = {}
     right = []
     network.eval()
     with torch.no_grad():
-        for sources, count in mixtures:
+        for sources in mixtures:
+            count = len(sources)
             torch.manual_seed(0)
             spectrogram, mixture = stft(sources)[None], stft(sources.sum(0))[None]
             out = network(mixture)

@@ -36,6 +36,8 @@ bfloat16 = false
 
 [calibration]
 epochs = 2
+n_mixtures = 4
+mixing = {{ counts = [0.0, 1.0], scene_share = 0.0 }}
 
 [[stages]]
 until = 40
@@ -73,10 +75,9 @@ def test_soundscapes_goes_from_training_to_scores(tmp_path: Path) -> None:
     for k, source in enumerate(sorted((samples / "mix3_sources").glob("*.flac"))):
         name = "background0_sound.wav" if k == 0 else f"foreground{k - 1}_sound.wav"
         (split / "example0000_sources" / name).symlink_to(source)
-    for other in ("train", "validation"):
-        (tmp_path / "mixtures" / other).symlink_to(split)
-    release = ("--run", tmp_path / "run", "--mixtures", tmp_path / "mixtures", "--model", tmp_path / "model")
-    said = json.loads(run("release.py", tmp_path / "small.toml", *release))
+    (tmp_path / "mixtures/validation").symlink_to(split)
+    places = ("--bank", bank, "--run", tmp_path / "run", "--mixtures", tmp_path / "mixtures")
+    said = json.loads(run("release.py", tmp_path / "small.toml", *places, "--model", tmp_path / "model"))
     assert said["steps"] == 40
     place = ("--mixtures", tmp_path / "mixtures", "--results", tmp_path / "results")
     run("evaluate.py", "--model", tmp_path / "model", *place)

@@ -9,9 +9,15 @@ import pytest
 import torch
 from test_datasets import write_bank
 
-from separator.calibration import CalibrationConfig, SlotSet, best_threshold, calibrate, cross_fit
+from separator.calibration import (
+    CalibrationConfig,
+    SlotSet,
+    best_threshold,
+    calibrate,
+    fit_head,
+    probabilities,
+)
 from separator.errors import SeparatorError
-from separator.fuss import Example
 from separator.training import TrainingConfig, learning_rate_factor, load_state, new_state, read_recipe, train
 
 RECIPE: dict[str, Any] = {
@@ -141,7 +147,7 @@ def planted(n: int) -> SlotSet:
 
 def test_heads_count_what_slots_show_and_miss_no_more_than_allowed() -> None:
     data = planted(300)
-    probability = cross_fit(data, data, CalibrationConfig(epochs=10))
+    probability = probabilities(fit_head(data, CalibrationConfig(epochs=10)), data)
     threshold, accuracy = best_threshold(probability, data.exists, 0.9)
     assert accuracy > 0.95
     assert 0.1 <= threshold <= 0.9
@@ -159,19 +165,16 @@ def test_threshold_gives_up_counts_for_recall() -> None:
 def test_slots_that_decoding_did_not_reach_are_never_counted() -> None:
     data = planted(100)
     untried = data._replace(tried=torch.zeros(100, 4))
-    assert cross_fit(data, untried, CalibrationConfig(epochs=2)).max() == 0
+    assert probabilities(fit_head(data, CalibrationConfig(epochs=2)), untried).max() == 0
 
 
 def test_calibration_changes_the_head_alone() -> None:
     rng = torch.Generator().manual_seed(0)
-    examples = [
-        Example(f"{k}", torch.zeros(0), torch.randn(1 + k % 3, 16_000, generator=rng), 16_000, None)
-        for k in range(8)
-    ]
+    mixtures = [torch.randn(1 + k % 3, 16_000, generator=rng) for k in range(8)]
     network = new_state(TrainingConfig.from_dict(RECIPE)).average
     before = {name: value.clone() for name, value in network.state_dict().items()}
     settings = CalibrationConfig(epochs=2)
-    config, accuracy = calibrate(network, examples, examples[:4], settings)
+    config, accuracy = calibrate(network, mixtures, mixtures[:4], settings)
     after = network.state_dict()
     changed = {name for name in after if not torch.equal(after[name], before[name])}
     assert changed

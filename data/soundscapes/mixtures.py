@@ -23,8 +23,8 @@ Samples = np.ndarray
 
 SAMPLE_RATE = 16000
 LENGTH = 10 * SAMPLE_RATE
-MIXTURES_PER_COUNT = {"evaluation": 200, "validation": 60, "train": 400}
-SEEDS = {"evaluation": 20_240_601, "validation": 20_240_602, "train": 20_240_603}
+MIXTURES_PER_COUNT = {"evaluation": 200, "validation": 200}
+SEEDS = {"evaluation": 20_240_601, "validation": 20_240_602}
 MAX_SOURCES = 4
 HELD_OUT_SHARE = 1 / 3  # of the evaluation mixtures: every source from a package that training never saw
 LEVEL_RANGE_DB = (-5.0, 25.0)  # a foreground to the background, as in FUSS

@@ -1,6 +1,6 @@
 """Fit the existence head of a trained run and write the run's averaged weights as a model folder.
 
-python recipes/soundscapes/release.py [--run DIR] [--model DIR] [--mixtures DIR]
+python recipes/soundscapes/release.py [--run DIR] [--model DIR] [--bank DIR] [--mixtures DIR]
 """
 
 import argparse
@@ -11,8 +11,16 @@ import torch
 
 from separator.calibration import CalibrationConfig, calibrate
 from separator.checkpoint import save_model
+from separator.datasets import Bank
 from separator.fuss import read_fuss_examples
-from separator.training import TrainingConfig, load_state, new_state, read_recipe
+from separator.training import (
+    TrainingConfig,
+    fixed_mixtures,
+    load_state,
+    mixing_config,
+    new_state,
+    read_recipe,
+)
 
 HERE = Path(__file__).parent
 
@@ -25,20 +33,26 @@ def main() -> None:
     parser.add_argument("recipe", type=Path, nargs="?", default=HERE / "recipe.toml")
     parser.add_argument("--mechanism", help="slot attention mechanism (default: the recipe's)")
     parser.add_argument("--run", type=Path, help="run folder (default: runs/<recipe name> beside the recipe)")
+    parser.add_argument("--bank", type=Path, default=HERE.parents[1] / "data/soundscapes/bank")
     parser.add_argument("--mixtures", type=Path, default=HERE.parents[1] / "data/soundscapes/mixtures")
-    parser.add_argument("--limit", type=int, help="take about this many mixtures of each split")
+    parser.add_argument("--limit", type=int, help="calibrate on about this many mixtures only")
     parser.add_argument("--model", type=Path, default=HERE.parents[1] / "models/soundscapes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     name, recipe = read_recipe(arguments.recipe, arguments.mechanism)
     state = new_state(TrainingConfig.from_dict(recipe))
     load_state(state, arguments.run or HERE / "runs" / name)
-    settings = CalibrationConfig(**recipe.get("calibration", {}))
-    train, validation = (read_fuss_examples(arguments.mixtures, split) for split in ("train", "validation"))
+    settings = dict(recipe.get("calibration", {}))
+    mixing = mixing_config(settings.pop("mixing", {}))
+    calibration = CalibrationConfig(**settings)
+    heard = fixed_mixtures(Bank(arguments.bank, "train"), mixing, arguments.limit or calibration.n_mixtures)
+    unheard = read_fuss_examples(arguments.mixtures, "validation")
     if arguments.limit:
-        train, validation = (x[:: max(1, len(x) // arguments.limit)] for x in (train, validation))
+        unheard = unheard[:: max(1, len(unheard) // arguments.limit)]
     network = state.average
-    network.config, accuracy = calibrate(network, train, validation, settings)
+    network.config, accuracy = calibrate(
+        network, heard, (example.sources for example in unheard), calibration
+    )
     facts = {"steps": state.step, "count_accuracy_validation": round(accuracy, 4)}
     save_model(network, arguments.model, {"training": facts})
     print(json.dumps({"model": str(arguments.model), "min_existence": network.config.min_existence, **facts}))
