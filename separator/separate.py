@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from separator.audio import AudioInfo, Samples, inspect_audio, read_blocks
+from separator.audio import MAX_CHANNELS, AudioInfo, Samples, inspect_audio, read_blocks
 from separator.checkpoint import load_model
 from separator.errors import SeparatorError
 from separator.network import SeparationNetwork
@@ -26,7 +26,6 @@ from separator.segments import Analysis, Overview, analyse
 from separator.stems import Stem, StemSet, check_writable, stem_folder
 from separator.stft import STFT
 
-MAX_CHANNELS = 64  # a waveform with more is taken for (time, channel)
 ANALYSIS_SHARE = 0.8  # of the time of a run, as the progress shows it
 
 Array = TypeVar("Array", npt.NDArray[Any], Tensor)
@@ -147,7 +146,7 @@ class Separator:
         check_writable(output_dir)
         analysis = analyse(
             self.network,
-            read_blocks(info.path),
+            read_blocks(info),
             info.sample_rate,
             n_slots=n_slots,
             length=info.length,
@@ -210,7 +209,7 @@ def _write_stems(
     """Apply the masks of ``slots`` to the file; again with a lower gain where a stem would clip."""
     length = 0
     with StemSet(folder, len(slots), info, gain=gain) as stems:
-        for mixture, estimates in renderer.render(read_blocks(info.path), slots):
+        for mixture, estimates in renderer.render(read_blocks(info), slots):
             stems.write(mixture, estimates)
             length += mixture.shape[1]
             progress(min(1.0, length / max(1, info.length)))

@@ -11,7 +11,8 @@ import separator
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "separator"
 ORDER = [
-    *("errors", "attention", "naming", "audio", "stems", "stft", "masks", "layers", "network", "checkpoint"),
+    *("errors", "attention", "naming", "headers", "decoding", "audio", "stems", "stft"),
+    *("masks", "layers", "network", "checkpoint"),
     *("rendering", "segments", "separate", "plot", "metrics", "bsseval", "baselines"),
     *("losses", "fuss", "fuss_protocol", "datasets", "training", "calibration"),
     *("evaluation", "report", "cli", "web"),
