@@ -11,7 +11,7 @@ import separator
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "separator"
 ORDER = [
-    *("errors", "attention", "naming", "headers", "decoding", "audio", "stems", "stft"),
+    *("errors", "attention", "naming", "headers", "decoding", "audio", "formats", "writing", "stems", "stft"),
     *("masks", "layers", "network", "checkpoint"),
     *("rendering", "segments", "separate", "plot", "metrics", "bsseval", "baselines"),
     *("losses", "fuss", "fuss_protocol", "datasets", "training", "calibration"),
