@@ -1,9 +1,10 @@
 """Where the stems of an input go: a template such as ``{folder}/{stem}/{source}`` below the output folder.
 
-Placeholders are ``{stem}`` (the input's name without its extension), ``{name}`` (with it), ``{folder}`` (the
-input's folder relative to the folder argument it was found in, nothing for a file that was named itself) and
-``{source}`` (source1, source2, ... or residual; it must occur). ``{{`` and ``}}`` are braces. What a
-placeholder stands for is inserted as it is, whatever characters it holds; no name leaves the output folder.
+Placeholders are ``{stem}`` (the input's name without its extension), ``{name}`` (with it), ``{parent}`` (the
+name of its folder), ``{folder}`` (its folder relative to the folder argument it was found in, nothing for a
+file that was named itself) and ``{source}`` (source1, source2, ... or residual; it must occur). ``{{`` and
+``}}`` are braces. What a placeholder stands for is inserted as it is, whatever characters it holds; no name
+leaves the output folder.
 """
 
 import os
@@ -17,7 +18,7 @@ from separator.errors import SeparatorError
 
 FORMATS = ("wav", "flac", "mp3", "ogg")
 TEMPLATE = "{folder}/{stem}/{source}"
-PLACEHOLDERS = ("stem", "name", "folder", "source")
+PLACEHOLDERS = ("stem", "name", "parent", "folder", "source")
 LONGEST_SOURCE = "source999"
 NAME_BYTES, PATH_BYTES = 255, 4096  # limits of the usual file systems, where the system does not tell its own
 
@@ -151,6 +152,7 @@ class StemNames:
             # "..wav" has the stem ".", which is no name
             "stem": path.stem if path.stem.strip(".") else path.name,
             "name": path.name,
+            "parent": Path(os.path.abspath(path)).parent.name,
             "folder": self.folder,
             "source": source,
         }
