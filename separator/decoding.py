@@ -245,8 +245,8 @@ class _FFmpegDecoder:
     def _open_stream(self, warn: Warn) -> None:
         """Choose a stream and decode its first frame, which alone tells rate and channels for certain."""
         stream = self._container.streams.best("audio")
-        if stream is None:
-            raise _UnknownContentError(f"no sound in this {self._container.format.name} file")
+        if stream is None or stream.codec_context is None:  # the latter where it has no decoder
+            raise _UnknownContentError(f"no known sound in this {self._container.format.name} file")
         self._stream: Any = stream
         stream.codec_context.thread_count = 1
         self._n_bad = 0
