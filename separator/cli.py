@@ -234,8 +234,8 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
         try:
             choose_coding(infos[item.path], arguments.format, arguments.subtype)
             writable.append(item)
-        except SeparatorError as error:
-            found.errors.append(error)
+        except SeparatorError as misfit:
+            found.errors.append(misfit)
     chosen = choose(
         writable,
         output_dir=arguments.output_dir,

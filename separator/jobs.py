@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10  # within which a scheduler must answer
 STOP_SECONDS = 10  # for processes to clean up after an interrupt
 IDLE_SECONDS = 60  # after which a process ends, so that none outlives a command that was killed
-# threads that wait for work must not spin: on a busy machine that makes a run ten times slower
+# one thread a process, and threads that wait for work do not spin: that makes a run ten times slower on a
+# busy machine
 WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
@@ -104,6 +105,7 @@ def separate_files(
     else:
         separator = _load(task.name_or_dir, task.device)
         for index, item in enumerate(inputs):
+            progress(index, 0.0)
             yield _separate(separator, item, task, functools.partial(progress, index))
 
 
@@ -184,14 +186,11 @@ def _load(name_or_dir: str, device: str) -> "Separator":
 
 
 def _start_process(stop: _Flag) -> None:
-    """Set up a process of a pool: it stops when told, reads no input, and has one thread."""
+    """Set up a process of a pool: it stops when told, by nothing else, and reads no input."""
     global _stop
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    import torch
-
-    torch.set_num_threads(1)
 
 
 def _in_order(completed: Generator[tuple[int, Outcome], None, None]) -> Generator[Outcome, None, None]:
