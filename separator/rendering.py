@@ -60,6 +60,10 @@ class MaskSpool:
             ) from error
         self.n_frames += masks.shape[-1]
 
+    def close(self) -> None:
+        """Give up the masks and the room they take."""
+        self._file.close()
+
     def read(self, start: int, stop: int) -> Tensor:
         """Masks (slot, frequency, time) of the frames from ``start`` to before ``stop``; the ends repeat."""
         frames = torch.arange(start, stop).clamp(0, self.n_frames - 1)

@@ -98,12 +98,16 @@ def analyse(
     stitcher = _Stitcher(spool, n_slots, hop, n_frames, keep_evidence)
     n_samples = 0
     stride = (segment_seconds - OVERLAP_SECONDS) * sample_rate
-    for index, segment in enumerate(windows(blocks, stride, segment_seconds * sample_rate)):
-        waveform = torch.from_numpy(segment.astype(np.float32)).to(device)
-        view = mono_view(stft(resample(waveform, sample_rate, config.sample_rate)))
-        stitcher.add(_hear(network, view, n_slots))
-        n_samples = index * stride + segment.shape[1]
-        progress(min(1.0, n_samples / max(1, length)))
+    try:
+        for index, segment in enumerate(windows(blocks, stride, segment_seconds * sample_rate)):
+            waveform = torch.from_numpy(segment.astype(np.float32)).to(device)
+            view = mono_view(stft(resample(waveform, sample_rate, config.sample_rate)))
+            stitcher.add(_hear(network, view, n_slots))
+            n_samples = index * stride + segment.shape[1]
+            progress(min(1.0, n_samples / max(1, length)))
+    except BaseException:
+        spool.close()
+        raise
     return stitcher.finish(n_samples, sample_rate, config.sample_rate)
 
 

@@ -9,6 +9,7 @@ source takes is the residual, so sources + residual = input. `Separator.separate
 import math
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -130,7 +131,9 @@ class Separator:
             keep_evidence=True,
         )
         slots = _sources(analysis, threshold)
-        stretches = list(self._renderer(analysis, sample_rate).render([samples], slots))
+        with closing(analysis.spool):
+            stretches = list(self._renderer(analysis, sample_rate).render([samples], slots))
+            masks = analysis.spool.read(0, analysis.spool.n_frames).numpy()
         estimates = np.concatenate([block for _, block in stretches], axis=-1)
         order = np.argsort(-np.square(estimates, dtype=np.float64).sum((1, 2)), kind="stable")
         slots = [slots[k] for k in order]
@@ -147,7 +150,7 @@ class Separator:
             estimates=back(estimates),
             residual=back(samples - estimates.sum(0)),
             existence=back(analysis.existence[slots]),
-            masks=back(analysis.spool.read(0, analysis.spool.n_frames).numpy()[slots]),
+            masks=back(masks[slots]),
             evidence=None if evidence is None else back(evidence),
             sample_rate=sample_rate,
         )
@@ -202,12 +205,13 @@ class Separator:
         slots = _sources(analysis, threshold)
         renderer = self._renderer(analysis, info.sample_rate)
         share_left = 1 - ANALYSIS_SHARE
-        written = _write_stems(
-            renderer,
-            lambda gain: StemSet(names, len(slots), info, coding, gain=gain, overwrite=overwrite),
-            slots,
-            lambda share: progress(ANALYSIS_SHARE + share_left * share),
-        )
+        with closing(analysis.spool):
+            written = _write_stems(
+                renderer,
+                lambda gain: StemSet(names, len(slots), info, coding, gain=gain, overwrite=overwrite),
+                slots,
+                lambda share: progress(ANALYSIS_SHARE + share_left * share),
+            )
         slots = [slots[k] for k in written.order]
         view = analysis.overview
         return FileSeparation(

@@ -7,11 +7,13 @@ import av
 import numpy as np
 import pytest
 import soundfile
+from test_recipes import load_script
 
 from separator.audio import inspect_audio, read_audio, read_blocks
 from separator.errors import SeparatorError
 
 RATE = 48_000
+encode = load_script("file_checks", "fuzz").encode
 LOSSLESS = {"FLAC": "flac", "ALAC": "m4a", "WavPack": "wv", "TTA": "tta", "video with FLAC": "mkv"}
 CODECS = {  # name, (codec, sample format, extension, rate, layout)
     "m4a": ("aac", "fltp", "m4a", 48_000, "stereo"),
@@ -28,22 +30,6 @@ CODECS = {  # name, (codec, sample format, extension, rate, layout)
 def chord(sample_rate: int, channels: int, seconds: float = 1.0) -> np.ndarray:
     time = np.arange(round(seconds * sample_rate)) / sample_rate
     return np.stack([0.3 * np.sin(2 * np.pi * 440 * (1 + c / 4) * time) for c in range(channels)])
-
-
-def encode(path: Path, codec: str, samples: np.ndarray, rate: int, *, form: str, layout: str) -> Path:
-    """Write (channel, time) by FFmpeg's encoder; floats in [-1, 1], or integers of the format."""
-    source = {"f": "fltp", "i2": "s16p", "i4": "s32p"}[samples.dtype.str[1:].removesuffix("8")]
-    values = samples.astype(np.float32) if source == "fltp" else samples
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=rate)
-        stream.layout, stream.format = layout, form
-        if codec not in ("flac", "alac", "wavpack", "tta", "g722"):
-            stream.bit_rate = 128_000
-        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(values), format=source, layout=layout)
-        frame.sample_rate, frame.pts = rate, 0
-        container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
-    return path
 
 
 def warned(path: Path) -> tuple[np.ndarray, list[str]]:

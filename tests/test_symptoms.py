@@ -23,7 +23,8 @@ from separator.stft import STFT
 SAMPLES = Path(__file__).parents[1] / "data/samples"
 MEBI = 1 << 20
 LONG = """
-import resource, sys
+import sys
+from pathlib import Path
 import numpy as np, soundfile, torch
 torch.set_num_threads(1)
 from separator import Separator
@@ -37,7 +38,8 @@ with soundfile.SoundFile(folder + "/long.wav", "w", rate, channels, "PCM_16") as
         file.write(block)
 separator.separate_file(folder + "/long.wav", folder + "/out")
 frames = soundfile.info(folder + "/out/long/residual.wav").frames
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, frames)
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+print(status["VmHWM"].split()[0], frames)  # what getrusage says includes the process that started this one
 """
 
 
@@ -63,13 +65,13 @@ def random_separator(random_model: Path) -> Separator:
     return Separator.load(random_model)
 
 
-@pytest.mark.parametrize(("rate", "channels", "seconds"), [(16_000, 1, 240), (44_100, 2, 60)])
+@pytest.mark.parametrize(("rate", "channels", "seconds"), [(16_000, 1, 180), (44_100, 2, 45)])
 def test_symptom_01_long_files_exhaust_memory(tmp_path, rate, channels, seconds):
     """Twice the length adds under 5 %; the recipe separate_speed measures hours."""
     peaks = []
     for length in (seconds, 2 * seconds):
         command = [sys.executable, "-c", LONG, str(rate), str(channels), str(length), str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=None)
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
         peak, frames = map(int, done.stdout.split())
         assert frames == length * rate
         peaks.append(peak * 1024)

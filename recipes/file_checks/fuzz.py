@@ -51,7 +51,7 @@ CODED = {  # extension: codec and sample format, written by FFmpeg
 
 def encode(path: Path, codec: str, samples: np.ndarray, rate: int, *, form: str, layout: str) -> Path:
     """Write (channel, time) by FFmpeg's encoder: floats in [-1, 1], int16 or int32."""
-    source = {"f": "fltp", "i2": "s16p", "i4": "s32p"}[samples.dtype.str[1:].rstrip("48") or "f"]
+    source = {"f4": "fltp", "f8": "fltp", "i2": "s16p", "i4": "s32p"}[samples.dtype.str[1:]]
     values = samples.astype(np.float32) if source == "fltp" else samples
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=rate)
