@@ -132,3 +132,13 @@ def test_shipped_model_is_the_recipe_s() -> None:
     assert shipped["training"]["steps"] == config.steps
     for name in ("widths", "n_context", "mechanism"):
         assert shipped["network"][name] == values["network"][name]
+
+
+def test_batch_speed_table_is_that_of_the_results() -> None:
+    script = load_script("batch_speed", "run")
+    results = script.HERE / "results/batch.json"
+    if not results.exists():
+        pytest.skip("not measured yet")
+    record = json.loads(results.read_text())
+    assert record["same_stems"]
+    assert stale_tables(script.HERE / "README.md", {"batch": script.table(record)}) == []
