@@ -239,41 +239,61 @@ class _Evidence:
 
 
 class _Thinned:
-    """Means of (row, frequency, time) over ``n`` frames a column; over more where columns become too many."""
+    """Means of (row, frequency, time) over ``n`` frames a column; over more where columns become too many.
+
+    What it keeps has one size from the beginning: small pieces kept for long would hold much memory around
+    them.
+    """
 
     def __init__(self, n: int) -> None:
         self.n = max(1, n)
-        self.columns: list[Tensor] = []
         self.n_columns = 0
-        self.rest: Tensor | None = None
+        self.columns: Tensor | None = None  # (row, frequency, column), with room for all
+        self.n_summed = 0  # frames of the next column
+        self.sum: Tensor | None = None  # (row, frequency)
 
     def add(self, values: Tensor) -> None:
         """Append frames."""
-        if self.rest is not None:
-            values = torch.cat([self.rest, values], -1)
-        count = values.shape[-1] // self.n
-        whole = values[..., : count * self.n]
-        self.rest = values[..., count * self.n :].clone()
-        self.columns.append(whole.unflatten(-1, (count, self.n)).mean(-1))
-        self.n_columns += count
-        while self.n_columns >= 2 * OVERVIEW_COLUMNS:  # the file is longer than it said
-            self._halve()
+        if self.columns is None or self.sum is None:
+            self.columns = values.new_zeros((*values.shape[:-1], 2 * OVERVIEW_COLUMNS))
+            self.sum = values.new_zeros(values.shape[:-1])
+        while values.shape[-1]:
+            count = min(values.shape[-1] // self.n, self.columns.shape[-1] - self.n_columns)
+            if self.n_summed or not count:  # a part of a column
+                piece, values = values.tensor_split([self.n - self.n_summed], -1)
+                self.n_summed += piece.shape[-1]
+                self.sum += piece.sum(-1)
+                if self.n_summed == self.n:
+                    self._end_column(self.columns, self.sum)
+                continue
+            whole, values = values.tensor_split([count * self.n], -1)
+            means = whole.unflatten(-1, (count, self.n)).mean(-1)
+            self.columns[..., self.n_columns : self.n_columns + count] = means
+            self.n_columns += count
+            self._make_room(self.columns)
 
     def finish(self) -> FloatArray:
         """Return (row, frequency, column)."""
-        if self.rest is not None and self.rest.shape[-1]:
-            self.columns.append(self.rest.mean(-1, keepdim=True))
-        return torch.cat(self.columns, -1).numpy()
+        if self.columns is None or self.sum is None:
+            return np.zeros((0, 0, 0), np.float32)
+        if self.n_summed:
+            self._end_column(self.columns, self.sum)
+        return self.columns[..., : self.n_columns].clone().numpy()
 
-    def _halve(self) -> None:
-        """Let two columns become one; an odd last one waits with the rest."""
-        columns = torch.cat(self.columns, -1)
-        count = columns.shape[-1] // 2
-        odd = columns[..., 2 * count :].repeat_interleave(self.n, -1)
-        self.rest = odd if self.rest is None else torch.cat([odd, self.rest], -1)
-        self.columns = [columns[..., : 2 * count].unflatten(-1, (count, 2)).mean(-1)]
-        self.n_columns = count
-        self.n *= 2
+    def _end_column(self, columns: Tensor, total: Tensor) -> None:
+        """Put down the mean of the frames summed so far."""
+        columns[..., self.n_columns] = total / self.n_summed
+        total.zero_()
+        self.n_summed = 0
+        self.n_columns += 1
+        self._make_room(columns)
+
+    def _make_room(self, columns: Tensor) -> None:
+        """Let two columns become one where there is no room for another."""
+        if self.n_columns == columns.shape[-1]:
+            self.n_columns //= 2
+            columns[..., : self.n_columns] = columns.unflatten(-1, (self.n_columns, 2)).mean(-1)
+            self.n *= 2
 
 
 def _cross_fade(tail: Tensor, masks: Tensor) -> Tensor:
