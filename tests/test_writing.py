@@ -229,9 +229,10 @@ def test_masks_that_find_no_room_are_one_line(tmp_path, random_model, monkeypatc
 
 
 SLOW = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 import numpy as np
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs without it
 from separator.audio import AudioInfo
 from separator.formats import Coding
 from separator.naming import StemNames
