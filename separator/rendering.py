@@ -11,12 +11,14 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from separator.audio import Samples, windows
+from separator.errors import SeparatorError
 from separator.masks import apply_masks
 from separator.stft import STFT
 
@@ -27,19 +29,40 @@ WINDOW_VALUES = 1 << 19  # complex values of all estimates in a window: bounds t
 
 
 class MaskSpool:
-    """Masks of a whole file as float16, frame after frame; in a temporary file when they are many."""
+    """Masks of a whole file as float16, frame after frame; in a temporary file when they are many.
 
-    def __init__(self, n_slots: int, n_frequencies: int) -> None:
+    The file has no name (where the system allows that), so it goes with the process, however that ends. It
+    is in ``folder``, or where temporary files are kept, and takes 2 bytes a slot, frequency and frame.
+    """
+
+    def __init__(self, n_slots: int, n_frequencies: int, folder: Path | None = None) -> None:
         self.n_frames = 0
+        self.n_frequencies = n_frequencies
+        self._folder = folder
         self._shape = (n_slots, n_frequencies)
         self._frame_bytes = 2 * n_slots * n_frequencies
-        self._file = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 (kept open)
+        self._file = tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=str(folder) if folder else None)  # noqa: SIM115 (kept open)
 
     def append(self, masks: Tensor) -> None:
-        """Add masks (slot, frequency, time)."""
-        self._file.seek(self.n_frames * self._frame_bytes)
-        self._file.write(masks.permute(2, 0, 1).to("cpu", torch.float16).contiguous().numpy().tobytes())
+        """Add masks (slot, frequency, time).
+
+        Raises:
+            SeparatorError: the disk is full.
+        """
+        data = masks.permute(2, 0, 1).to("cpu", torch.float16).contiguous().numpy().tobytes()
+        try:
+            self._file.seek(self.n_frames * self._frame_bytes)
+            self._file.write(data)
+        except OSError as error:
+            raise SeparatorError(
+                f"masks cannot be kept in {self._folder or tempfile.gettempdir()} ({error.strerror}); "
+                "free the disk or pass another output folder"
+            ) from error
         self.n_frames += masks.shape[-1]
+
+    def close(self) -> None:
+        """Give up the masks and the room they take."""
+        self._file.close()
 
     def read(self, start: int, stop: int) -> Tensor:
         """Masks (slot, frequency, time) of the frames from ``start`` to before ``stop``; the ends repeat."""

@@ -9,6 +9,7 @@ segment is heard in one piece.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +41,7 @@ class Overview:
     slots: FloatArray
     """(slot, frequency, column)."""
     evidence: FloatArray | None
-    """(slot + 1, band, token time): share nobody has explained before the first and after every slot."""
+    """(slot + 1, band, column): share nobody has explained before the first and after every slot."""
     seconds: float
     sample_rate: int
     """Of the model's view, Hz."""
@@ -53,6 +54,10 @@ class Analysis(NamedTuple):
     existence: FloatArray
     """(slot,), probability that it is a source: the mean over segments, weighted by the slot's energy."""
     overview: Overview
+    evidence: FloatArray | None
+    """(slot + 1, band, token time), where it was asked for and the model has any."""
+    length: int
+    """Samples that were heard."""
 
 
 class _Heard(NamedTuple):
@@ -71,28 +76,39 @@ def analyse(
     *,
     n_slots: int,
     length: int,
+    segment_seconds: int = SEGMENT_SECONDS,
+    keep_evidence: bool = False,
+    spool_dir: Path | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Analysis:
     """Run ``network`` over a stream of blocks (channel, time) of about ``length`` samples.
 
-    ``progress`` is told the share that is done. The largest part of a file that is held is a segment.
+    ``progress`` is told the share that is done. The largest part of a file that is held is a segment; the
+    masks of many go to a temporary file in ``spool_dir``. ``keep_evidence`` holds all of it in memory.
+
+    Raises:
+        SeparatorError: the disk is full.
     """
     config = network.config
     device = next(network.parameters()).device
     stft = STFT(config.n_fft, config.hop_length).to(device)
-    hop = (SEGMENT_SECONDS - OVERLAP_SECONDS) * config.sample_rate // config.hop_length  # frames
-    stitcher = _Stitcher(
-        n_slots, stft.n_frequencies, hop, stft.n_frames(length * config.sample_rate // sample_rate)
-    )
+    hop = (segment_seconds - OVERLAP_SECONDS) * config.sample_rate // config.hop_length  # frames
+    n_frames = stft.n_frames(length * config.sample_rate // sample_rate)
+    spool = MaskSpool(n_slots, stft.n_frequencies, spool_dir)
+    stitcher = _Stitcher(spool, n_slots, hop, n_frames, keep_evidence)
     n_samples = 0
-    stride = (SEGMENT_SECONDS - OVERLAP_SECONDS) * sample_rate
-    for index, segment in enumerate(windows(blocks, stride, SEGMENT_SECONDS * sample_rate)):
-        waveform = torch.from_numpy(segment.astype(np.float32)).to(device)
-        view = mono_view(stft(resample(waveform, sample_rate, config.sample_rate)))
-        stitcher.add(_hear(network, view, n_slots))
-        n_samples = index * stride + segment.shape[1]
-        progress(min(1.0, n_samples / max(1, length)))
-    return stitcher.finish(n_samples / sample_rate, config.sample_rate)
+    stride = (segment_seconds - OVERLAP_SECONDS) * sample_rate
+    try:
+        for index, segment in enumerate(windows(blocks, stride, segment_seconds * sample_rate)):
+            waveform = torch.from_numpy(segment.astype(np.float32)).to(device)
+            view = mono_view(stft(resample(waveform, sample_rate, config.sample_rate)))
+            stitcher.add(_hear(network, view, n_slots))
+            n_samples = index * stride + segment.shape[1]
+            progress(min(1.0, n_samples / max(1, length)))
+    except BaseException:
+        spool.close()
+        raise
+    return stitcher.finish(n_samples, sample_rate, config.sample_rate)
 
 
 def mono_view(spectrogram: Tensor) -> Tensor:
@@ -125,16 +141,17 @@ def _hear(network: SeparationNetwork, view: Tensor, n_slots: int) -> _Heard:
 class _Stitcher:
     """Joins segments into one stream of masks and sums up what is said about each stem."""
 
-    def __init__(self, n_slots: int, n_frequencies: int, hop: int, n_frames: int) -> None:
+    def __init__(self, spool: MaskSpool, n_slots: int, hop: int, n_frames: int, keep_evidence: bool) -> None:
+        self.spool = spool
         self.hop = hop  # frames from one segment to the next
-        self.spool = MaskSpool(n_slots, n_frequencies)
-        self.spectra = torch.zeros(n_slots, n_frequencies)  # energy of each stem so far
+        self.spectra = torch.zeros(n_slots, spool.n_frequencies)  # energy of each stem so far
         self.existence = torch.zeros(n_slots)  # weighted by energy
         self.weight = torch.zeros(n_slots)
         self.n_heard = 0  # frames
         self.tail: tuple[Tensor, Tensor] | None = None  # masks and power that the next segment overlaps
-        self.picture = _Picture(-(-n_frames // OVERVIEW_COLUMNS))
-        self.evidence: list[Tensor] = []
+        per_column = -(-n_frames // OVERVIEW_COLUMNS)
+        self.picture = _Thinned(per_column)
+        self.evidence = _Evidence(hop, -(-per_column // FRAMES_PER_TOKEN), keep_evidence)
 
     def add(self, heard: _Heard) -> None:
         """Append a segment."""
@@ -151,29 +168,19 @@ class _Stitcher:
         self.weight += energy
         self.n_heard += power.shape[-1]
         if heard.evidence is not None:
-            self._append_evidence(heard.evidence.half())
+            self.evidence.add(heard.evidence)
         self._emit(masks[..., : self.hop], power[..., : self.hop])
         self.tail = masks[..., self.hop :], power[..., self.hop :]
 
-    def finish(self, seconds: float, sample_rate: int) -> Analysis:
+    def finish(self, length: int, sample_rate: int, view_rate: int) -> Analysis:
         """Append the last segment's end and sum up."""
         if self.tail is not None:
             self._emit(*self.tail)
         existence = torch.where(self.weight > 0, self.existence / self.weight.clamp(min=1e-30), 0.0)
-        evidence = torch.cat(self.evidence, -1).float().numpy() if self.evidence else None
         power = self.picture.finish()
-        overview = Overview(power[0], power[1:], evidence, seconds, sample_rate)
-        return Analysis(self.spool, existence.numpy(), overview)
-
-    def _append_evidence(self, evidence: Tensor) -> None:
-        """Cut evidence (step, band, token time) mid-overlap, where the cross-fade is even."""
-        stride = self.hop // FRAMES_PER_TOKEN
-        if self.tail is not None:
-            late = self.tail[0].shape[-1] // FRAMES_PER_TOKEN // 2
-            first = len(self.evidence) == 1
-            self.evidence[-1] = self.evidence[-1][..., : stride + late if first else stride].clone()
-            evidence = evidence[..., late:]
-        self.evidence.append(evidence)
+        evidence, whole = self.evidence.finish()
+        overview = Overview(power[0], power[1:], evidence, length / sample_rate, view_rate)
+        return Analysis(self.spool, existence.numpy(), overview, whole, length)
 
     def _emit(self, masks: Tensor, power: Tensor) -> None:
         self.spool.append(masks)
@@ -196,28 +203,97 @@ class _Stitcher:
         return [int(slot) for slot in order]
 
 
-class _Picture:
-    """Sums power (row, frequency, time) over ``n`` frames a column."""
+class _Evidence:
+    """Evidence (step, band, token time) of segments in one stream, thinned out and, if asked for, whole."""
+
+    def __init__(self, hop: int, per_column: int, keep: bool) -> None:
+        self.hop = hop / FRAMES_PER_TOKEN  # tokens
+        self.thinned = _Thinned(per_column)
+        self.whole: list[Tensor] | None = [] if keep else None
+        self.last: Tensor | None = None  # of the last segment, from where the one before it ended
+        self.n_segments = 0
+        self.n_emitted = 0  # tokens
+
+    def add(self, evidence: Tensor) -> None:
+        """Append a segment's; two are cut mid-overlap, where the cross-fade of their masks is even."""
+        begin = round(self.n_segments * self.hop)  # token at which this segment begins
+        if self.last is not None:
+            late = (self.n_emitted + self.last.shape[-1] - begin) // 2
+            self._emit(self.last[..., : begin + late - self.n_emitted])
+            evidence = evidence[..., late:]
+        self.last = evidence.half()
+        self.n_segments += 1
+
+    def finish(self) -> tuple[FloatArray | None, FloatArray | None]:
+        """Return it thinned out and whole."""
+        if self.last is None:
+            return None, None
+        self._emit(self.last)
+        return self.thinned.finish(), torch.cat(self.whole, -1).float().numpy() if self.whole else None
+
+    def _emit(self, evidence: Tensor) -> None:
+        self.n_emitted += evidence.shape[-1]
+        self.thinned.add(evidence.float())
+        if self.whole is not None:
+            self.whole.append(evidence.clone())
+
+
+class _Thinned:
+    """Means of (row, frequency, time) over ``n`` frames a column; over more where columns become too many.
+
+    What it keeps has one size from the beginning: small pieces kept for long would hold much memory around
+    them.
+    """
 
     def __init__(self, n: int) -> None:
         self.n = max(1, n)
-        self.columns: list[Tensor] = []
-        self.rest: Tensor | None = None
+        self.n_columns = 0
+        self.columns: Tensor | None = None  # (row, frequency, column), with room for all
+        self.n_summed = 0  # frames of the next column
+        self.sum: Tensor | None = None  # (row, frequency)
 
-    def add(self, power: Tensor) -> None:
+    def add(self, values: Tensor) -> None:
         """Append frames."""
-        if self.rest is not None:
-            power = torch.cat([self.rest, power], -1)
-        count = power.shape[-1] // self.n
-        whole = power[..., : count * self.n]
-        self.rest = power[..., count * self.n :].clone()
-        self.columns.append(whole.unflatten(-1, (count, self.n)).mean(-1))
+        if self.columns is None or self.sum is None:
+            self.columns = values.new_zeros((*values.shape[:-1], 2 * OVERVIEW_COLUMNS))
+            self.sum = values.new_zeros(values.shape[:-1])
+        while values.shape[-1]:
+            count = min(values.shape[-1] // self.n, self.columns.shape[-1] - self.n_columns)
+            if self.n_summed or not count:  # a part of a column
+                piece, values = values.tensor_split([self.n - self.n_summed], -1)
+                self.n_summed += piece.shape[-1]
+                self.sum += piece.sum(-1)
+                if self.n_summed == self.n:
+                    self._end_column(self.columns, self.sum)
+                continue
+            whole, values = values.tensor_split([count * self.n], -1)
+            means = whole.unflatten(-1, (count, self.n)).mean(-1)
+            self.columns[..., self.n_columns : self.n_columns + count] = means
+            self.n_columns += count
+            self._make_room(self.columns)
 
     def finish(self) -> FloatArray:
         """Return (row, frequency, column)."""
-        if self.rest is not None and self.rest.shape[-1]:
-            self.columns.append(self.rest.mean(-1, keepdim=True))
-        return torch.cat(self.columns, -1).numpy()
+        if self.columns is None or self.sum is None:
+            return np.zeros((0, 0, 0), np.float32)
+        if self.n_summed:
+            self._end_column(self.columns, self.sum)
+        return self.columns[..., : self.n_columns].clone().numpy()
+
+    def _end_column(self, columns: Tensor, total: Tensor) -> None:
+        """Put down the mean of the frames summed so far."""
+        columns[..., self.n_columns] = total / self.n_summed
+        total.zero_()
+        self.n_summed = 0
+        self.n_columns += 1
+        self._make_room(columns)
+
+    def _make_room(self, columns: Tensor) -> None:
+        """Let two columns become one where there is no room for another."""
+        if self.n_columns == columns.shape[-1]:
+            self.n_columns //= 2
+            columns[..., : self.n_columns] = columns.unflatten(-1, (self.n_columns, 2)).mean(-1)
+            self.n *= 2
 
 
 def _cross_fade(tail: Tensor, masks: Tensor) -> Tensor:

@@ -7,8 +7,10 @@ source takes is the residual, so sources + residual = input. `Separator.separate
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -17,19 +19,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from separator.audio import AudioInfo, Samples, inspect_audio, read_blocks
+from separator.audio import MAX_CHANNELS, Samples, Warn, inspect_audio, read_blocks
 from separator.checkpoint import load_model
 from separator.errors import SeparatorError
+from separator.formats import choose_coding
+from separator.naming import TEMPLATE, StemNames
 from separator.network import SeparationNetwork
 from separator.rendering import Renderer
-from separator.segments import Analysis, Overview, analyse
-from separator.stems import Stem, StemSet, check_writable, stem_folder
+from separator.segments import SEGMENT_SECONDS, Analysis, Overview, analyse
+from separator.stems import StemSet, check_writable
 from separator.stft import STFT
+from separator.writing import Stem
 
-MAX_CHANNELS = 64  # a waveform with more is taken for (time, channel)
+SMALL_SEGMENT_SECONDS = 6  # what is tried where a device has no memory for more
 ANALYSIS_SHARE = 0.8  # of the time of a run, as the progress shows it
 
 Array = TypeVar("Array", npt.NDArray[Any], Tensor)
+
+
+def warn_python(message: str) -> None:
+    """Take a warning to Python's own ones."""
+    warnings.warn(message, stacklevel=3)
 
 
 @dataclass(frozen=True)
@@ -70,24 +80,37 @@ class FileSeparation:
 
 
 class Separator:
-    """A network ready to separate; `load` makes one from a model's name or folder."""
+    """A network ready to separate; `load` makes one from a model's name or folder.
 
-    def __init__(self, network: SeparationNetwork) -> None:
+    With ``fall_back`` a device without enough memory is given smaller segments, and if those are too large
+    the network goes to the CPU for good.
+    """
+
+    def __init__(self, network: SeparationNetwork, *, fall_back: bool = False) -> None:
         if network.training:
             raise SeparatorError(f"{network.training=}; call network.eval() before separating")
         self.network = network
+        self.fall_back = fall_back
 
     @classmethod
     def load(cls, name_or_dir: str | Path = "soundscapes", device: str = "auto") -> "Separator":
         """Load a shipped model by name, or one from its folder.
 
+        ``auto`` takes a GPU if there is one, and falls back from it when its memory is full.
+
         Raises:
             SeparatorError: there is no such model, its files are corrupt, or there is no such device.
         """
-        return cls(load_model(name_or_dir, _pick_device(device)))
+        return cls(load_model(name_or_dir, _pick_device(device)), fall_back=device == "auto")
 
     def separate(
-        self, waveform: Array, sample_rate: int, n_slots: int = 4, min_existence: float | None = None
+        self,
+        waveform: Array,
+        sample_rate: int,
+        n_slots: int = 4,
+        min_existence: float | None = None,
+        *,
+        warn: Warn = warn_python,
     ) -> Separation[Array]:
         """Separate a waveform (channel, time), floats, into at most ``n_slots`` sources and a residual.
 
@@ -99,14 +122,23 @@ class Separator:
         """
         threshold = self._threshold(n_slots, min_existence)
         samples = _checked(waveform, sample_rate)
-        analysis = analyse(self.network, [samples], sample_rate, n_slots=n_slots, length=samples.shape[1])
+        analysis = self._analyse(
+            lambda: [samples],
+            sample_rate,
+            warn,
+            n_slots=n_slots,
+            length=samples.shape[1],
+            keep_evidence=True,
+        )
         slots = _sources(analysis, threshold)
-        stretches = list(self._renderer(analysis, sample_rate).render([samples], slots))
+        with closing(analysis.spool):
+            stretches = list(self._renderer(analysis, sample_rate).render([samples], slots))
+            masks = analysis.spool.read(0, analysis.spool.n_frames).numpy()
         estimates = np.concatenate([block for _, block in stretches], axis=-1)
         order = np.argsort(-np.square(estimates, dtype=np.float64).sum((1, 2)), kind="stable")
         slots = [slots[k] for k in order]
         estimates = estimates[order]
-        evidence = analysis.overview.evidence
+        evidence = analysis.evidence
 
         def back(values: Samples) -> Array:
             """Of the kind that was given."""
@@ -118,7 +150,7 @@ class Separator:
             estimates=back(estimates),
             residual=back(samples - estimates.sum(0)),
             existence=back(analysis.existence[slots]),
-            masks=back(analysis.spool.read(0, analysis.spool.n_frames).numpy()[slots]),
+            masks=back(masks[slots]),
             evidence=None if evidence is None else back(evidence),
             sample_rate=sample_rate,
         )
@@ -130,48 +162,95 @@ class Separator:
         n_slots: int = 4,
         min_existence: float | None = None,
         *,
+        filename: str = TEMPLATE,
+        folder: str = "",
+        format: str = "wav",
+        subtype: str | None = None,
+        start: float = 0.0,
+        duration: float | None = None,
+        repair: bool = False,
         overwrite: bool = False,
         progress: Callable[[float], None] = lambda share: None,
+        warn: Warn = warn_python,
     ) -> FileSeparation:
         """Separate a file into ``<output_dir>/<stem>/source1.wav ... residual.wav``; else as `separate`.
 
-        The stems have the file's rate, channels, length and, where wav has it, coding of samples.
-        ``progress`` is told the share that is done.
+        ``filename`` and ``folder`` name the stems as in `naming.StemNames`. They have the file's rate,
+        channels, length and, in a ``format`` that has it and without a ``subtype``, its coding of samples.
+        ``start`` and ``duration``, seconds, choose a part of the file; ``repair`` takes samples that are NaN
+        or inf as 0. ``progress`` is told the share that is done, ``warn`` what is wrong with the file.
 
         Raises:
-            SeparatorError: the file cannot be read, or the folder cannot be written or holds stems.
+            SeparatorError: the file cannot be read, the stems cannot be written or are there already.
         """
         threshold = self._threshold(n_slots, min_existence)
-        info = inspect_audio(path)
-        folder = stem_folder(path, output_dir, overwrite=overwrite)
+        warn = _once(warn)
+        info = inspect_audio(path, start=start, duration=duration, repair=repair, warn=warn)
+        coding = choose_coding(info, format, subtype)
+        names = StemNames(info.path, Path(output_dir), filename, coding.extension, folder)
+        names.check(overwrite)
         check_writable(output_dir)
-        analysis = analyse(
-            self.network,
-            read_blocks(info.path),
+        if coding.lossy:
+            warn(f"{path}: {coding.format} is lossy, so the stems add up only about; in wav and flac exactly")
+        analysis = self._analyse(
+            lambda: read_blocks(info, warn=warn),
             info.sample_rate,
+            warn,
             n_slots=n_slots,
             length=info.length,
+            spool_dir=names.output_dir,
             progress=lambda share: progress(ANALYSIS_SHARE * share),
         )
+        info = replace(info, length=analysis.length)
         slots = _sources(analysis, threshold)
         renderer = self._renderer(analysis, info.sample_rate)
         share_left = 1 - ANALYSIS_SHARE
-        written = _write_stems(
-            renderer, info, folder, slots, lambda share: progress(ANALYSIS_SHARE + share_left * share)
-        )
+        with closing(analysis.spool):
+            written = _write_stems(
+                renderer,
+                lambda gain: StemSet(names, len(slots), info, coding, gain=gain, overwrite=overwrite),
+                slots,
+                lambda share: progress(ANALYSIS_SHARE + share_left * share),
+            )
         slots = [slots[k] for k in written.order]
         view = analysis.overview
         return FileSeparation(
             input=info.path,
             sample_rate=info.sample_rate,
             channels=info.channels,
-            seconds=written.length / info.sample_rate,
+            seconds=info.length / info.sample_rate,
             gain_db=20 * math.log10(written.gain),
             sources=tuple(written.sources),
             existence=tuple(float(analysis.existence[s]) for s in slots),
             residual=written.residual,
-            overview=Overview(view.mixture, view.slots[slots], view.evidence, view.seconds, view.sample_rate),
+            overview=replace(view, slots=view.slots[slots]),
         )
+
+    def _analyse(
+        self, blocks: Callable[[], Iterable[Samples]], sample_rate: int, warn: Warn, **options: Any
+    ) -> Analysis:
+        """Run the network, with less where its device has no memory for more.
+
+        Raises:
+            SeparatorError: there is no memory, and the device may not be left.
+        """
+        device = next(self.network.parameters()).device
+        for seconds in (SEGMENT_SECONDS, SMALL_SEGMENT_SECONDS):
+            try:
+                return analyse(self.network, blocks(), sample_rate, segment_seconds=seconds, **options)
+            except torch.cuda.OutOfMemoryError:
+                torch.cuda.empty_cache()
+            if not self.fall_back:
+                raise SeparatorError(
+                    f"{device=!s} has no memory left; free it, or pass device='auto' or 'cpu'"
+                )
+            if seconds == SEGMENT_SECONDS:
+                warn(f"{device} has no memory for segments of {seconds} s; trying {SMALL_SEGMENT_SECONDS} s")
+        warn(
+            f"{device} has no memory for segments of {SMALL_SEGMENT_SECONDS} s either; going on with the CPU"
+        )
+        self.network.to("cpu")
+        return analyse(self.network, blocks(), sample_rate, **options)
 
     def _threshold(self, n_slots: int, min_existence: float | None) -> float:
         """Check the options; return the probability from which a slot is a source."""
@@ -196,28 +275,38 @@ class _Written(NamedTuple):
     sources: list[Stem]
     residual: Stem
     gain: float
-    length: int
 
 
 def _write_stems(
     renderer: Renderer,
-    info: AudioInfo,
-    folder: Path,
+    stem_set: Callable[[float], StemSet],
     slots: list[int],
     progress: Callable[[float], None],
     gain: float = 1.0,
 ) -> _Written:
     """Apply the masks of ``slots`` to the file; again with a lower gain where a stem would clip."""
     length = 0
-    with StemSet(folder, len(slots), info, gain=gain) as stems:
-        for mixture, estimates in renderer.render(read_blocks(info.path), slots):
+    with stem_set(gain) as stems:
+        for mixture, estimates in renderer.render(read_blocks(stems.info), slots):
             stems.write(mixture, estimates)
             length += mixture.shape[1]
-            progress(min(1.0, length / max(1, info.length)))
+            progress(min(1.0, length / stems.info.length))
         fitting = stems.fitting_gain
         if fitting == gain:
-            return _Written(*stems.publish(), gain, length)
-    return _write_stems(renderer, info, folder, slots, progress, fitting)
+            return _Written(*stems.publish(), gain)
+    return _write_stems(renderer, stem_set, slots, progress, fitting)
+
+
+def _once(warn: Warn) -> Warn:
+    """Pass every message on once, though a file is read more than once."""
+    said: set[str] = set()
+
+    def warn_once(message: str) -> None:
+        if message not in said:
+            said.add(message)
+            warn(message)
+
+    return warn_once
 
 
 def _sources(analysis: Analysis, threshold: float) -> list[int]:

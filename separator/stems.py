@@ -1,77 +1,29 @@
-"""Stems on disk at the end of the pipeline: ``<output>/<stem of the input>/source1.wav ... residual.wav``.
+"""Stems on disk at the end of the pipeline: source1, source2, ... and the residual, where `StemNames` says.
 
 The stems of one input add up to it. In integer files they do so to the bit: the sources are rounded first,
-and the residual is the rounded input minus them. If a stem would not fit its integers, one gain is due for
-all. Files are written under temporary names and appear under their own only when all of them are complete.
+and the residual is the rounded input minus them. If a stem would not fit, one gain is due for all. Files are
+written under temporary names and appear under their own only when all of them are complete, the residual
+last: stems without a residual are those of a run that was killed.
 """
 
-import math
 import os
+import sys
 import tempfile
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
-import soundfile
 
 from separator.audio import AudioInfo, Samples
 from separator.errors import SeparatorError
+from separator.formats import Coding
+from separator.naming import StemNames
+from separator.writing import AudioWriter, Stem
 
-INTEGER_BITS = {"PCM_U8": 8, "PCM_16": 16, "PCM_24": 24, "PCM_32": 32}
-RESIDUAL = "residual.wav"
-PICTURE = "separation.png"
-HEADER_BYTES = 256  # of a wav file; its chunks before the samples are shorter
-MAX_WAV_BYTES = 2**32 - 2**20  # a WAV header counts 32 bits; RF64 takes over just below
-# codings a wav file cannot or should not have, and what comes nearest; lossy ones decode to floats
-_NEAREST = {
-    **dict.fromkeys(("PCM_S8", "DPCM_8"), "PCM_U8"),
-    **dict.fromkeys(("ULAW", "ALAW", "IMA_ADPCM", "MS_ADPCM", "GSM610", "ALAC_16", "DPCM_16"), "PCM_16"),
-    **dict.fromkeys(("ALAC_20", "ALAC_24"), "PCM_24"),
-    "ALAC_32": "PCM_32",
-}
-
-
-@dataclass(frozen=True)
-class Stem:
-    """One written file."""
-
-    file: Path
-    energy: float
-    """Sum of its squared samples."""
-    level_db: float | None
-    """Root mean square re full scale; None for digital silence."""
-
-
-def stem_subtype(subtype: str) -> str:
-    """Coding of the stems of a file with ``subtype``: its own if wav has it, else the nearest.
-
-    >>> [stem_subtype(name) for name in ("PCM_24", "DOUBLE", "PCM_S8", "VORBIS")]
-    ['PCM_24', 'DOUBLE', 'PCM_U8', 'FLOAT']
-    """
-    return subtype if subtype in INTEGER_BITS or subtype == "DOUBLE" else _NEAREST.get(subtype, "FLOAT")
-
-
-def stem_folder(path: str | Path, output_dir: str | Path, *, overwrite: bool) -> Path:
-    """Folder for the stems of the input at ``path``; it need not exist yet.
-
-    Raises:
-        SeparatorError: it holds stems already (unless ``overwrite``), or it is the input's own folder.
-    """
-    path = Path(path)
-    # "..wav" and "...wav" have the stems "." and "..", which would leave the output folder
-    folder = Path(output_dir) / (path.stem if path.stem.strip(".") else path.name)
-    if folder.resolve() == path.resolve().parent:
-        raise SeparatorError(f"stems of {path} would go into its own folder; pass another output folder")
-    present = sorted(item.name for item in _stems_in(folder))
-    if present and not overwrite:
-        raise SeparatorError(
-            f"{folder} holds {', '.join(present)}; overwrite them (--overwrite) or name another folder"
-        )
-    return folder
+if sys.platform != "win32":
+    import fcntl
 
 
 def check_writable(output_dir: str | Path) -> None:
@@ -90,179 +42,140 @@ def check_writable(output_dir: str | Path) -> None:
         ) from error
 
 
-def write_audio(
-    path: str | Path, waveform: Samples, sample_rate: int, *, subtype: str = "FLOAT", overwrite: bool = False
-) -> Stem:
-    """Write ``waveform`` (channel, time) as a wav file that appears under its name when it is complete.
-
-    Raises:
-        SeparatorError: the file exists (unless ``overwrite``), or a sample does not fit ``subtype``.
-    """
-    path = Path(path)
-    if path.exists() and not overwrite:
-        raise SeparatorError(f"{path} exists already; pass overwrite=True or another path")
-    bits = INTEGER_BITS.get(subtype)
-    samples = waveform if bits is None else np.rint(waveform * 2.0 ** (bits - 1))
-    if bits is not None and not _fits(samples, bits):
-        peak = float(np.abs(waveform).max())
-        raise SeparatorError(
-            f"{peak=:.4f} does not fit {subtype}; scale the waveform or pass subtype='FLOAT'"
-        )
-    with _Writer(path, sample_rate, waveform.shape, subtype) as writer:
-        writer.write(samples)
-        return writer.publish()
-
-
 class StemSet:
     """The sources and the residual of one input while they are written; a context manager.
 
     Leaving it without `publish` leaves nothing behind. ``gain`` multiplies input and estimates alike.
     """
 
-    def __init__(self, folder: Path, n_sources: int, info: AudioInfo, *, gain: float = 1.0) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        names: StemNames,
+        n_sources: int,
+        info: AudioInfo,
+        coding: Coding,
+        *,
+        gain: float = 1.0,
+        overwrite: bool = False,
+    ) -> None:
+        self.names = names
         self.n_sources = n_sources
         self.info = info
+        self.coding = coding
         self.gain = gain
-        self.subtype = stem_subtype(info.subtype)
-        self._peak = 0.0
-        self._writers: list[_Writer] = []
+        self.overwrite = overwrite
+        self._writers: list[AudioWriter] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SeparatorError(
-                f"{self.folder} cannot be created ({error.strerror}); pass another output folder"
-            ) from error
         shape = (self.info.channels, self.info.length)
-        for name in [*map(_source_name, range(self.n_sources)), RESIDUAL]:
-            writer = _Writer(self.folder / name, self.info.sample_rate, shape, self.subtype)
-            self._writers.append(self._stack.enter_context(writer))
+        with ExitStack() as stack:
+            for path in [*map(self.names.source, range(self.n_sources)), self.names.residual]:
+                self._make_folder(path.parent, stack)
+                writer = AudioWriter(path, self.info.sample_rate, shape, self.coding)
+                self._writers.append(stack.enter_context(writer))
+            self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stack.close()
+
+    def _make_folder(self, folder: Path, stack: ExitStack) -> None:
+        """Make a folder that, with those above it, goes away again if it stays empty.
+
+        Raises:
+            SeparatorError: it cannot be made.
+        """
+        for new in [path for path in [*reversed(folder.parents), folder] if not path.exists()]:
+            try:
+                new.mkdir(exist_ok=True)
+            except OSError as error:
+                raise SeparatorError(
+                    f"{new} cannot be created ({error.strerror}); pass another output folder"
+                ) from error
+            stack.callback(_remove_if_empty, new)
 
     def write(self, mixture: Samples, estimates: Samples) -> None:
         """Append a block: the input (channel, time) and its estimates (source, channel, time)."""
         mixture = self.gain * mixture.astype(np.float64)
         sources = self.gain * estimates.astype(np.float64)
-        bits = INTEGER_BITS.get(self.subtype)
-        if bits is not None:
-            mixture, sources = np.rint(mixture * 2.0 ** (bits - 1)), np.rint(sources * 2.0 ** (bits - 1))
-        elif self.subtype == "FLOAT":
+        if self.coding.bits is not None:
+            step = 2.0 ** (1 - self.coding.bits)
+            mixture, sources = np.rint(mixture / step), np.rint(sources / step)
+        elif self.coding.subtype == "FLOAT":
             sources = sources.astype(np.float32).astype(np.float64)
         for writer, samples in zip(self._writers, [*sources, mixture - sources.sum(0)], strict=True):
-            self._peak = max(self._peak, float(np.abs(samples).max()))
             writer.write(samples)
 
     @property
     def fitting_gain(self) -> float:
-        """`gain`, or less where a stem written so far does not fit its integers."""
-        bits = INTEGER_BITS.get(self.subtype)
-        if bits is None or self._peak <= 2.0 ** (bits - 1) - 1:
+        """`gain`, or less where a stem written so far does not fit its coding."""
+        peak = max(writer.peak for writer in self._writers)
+        if peak <= self.coding.largest:
             return self.gain
-        room = 2.0 ** (bits - 1) - 1 - (self.n_sources + 2)  # each rounding may add a half to the residual
-        return self.gain * room / self._peak
+        room = self.coding.largest * (1 - 1e-6)
+        if self.coding.bits is not None:
+            room = self.coding.largest - self.n_sources - 2  # each rounding may add a half to the residual
+        return self.gain * room / peak
 
     def publish(self) -> tuple[list[int], list[Stem], Stem]:
         """Give the files their names, sources from the most energetic on, and remove those of an earlier run.
 
         Returns the sources' order (the estimate that became source1 first), the sources and the residual.
+
+        Raises:
+            SeparatorError: the disk is full, or another run has put its stems there (unless ``overwrite``).
         """
         order = sorted(range(self.n_sources), key=lambda s: (-self._writers[s].energy, s))
-        for old in _stems_in(self.folder):
-            if old.name not in [RESIDUAL, *map(_source_name, range(self.n_sources))]:
-                old.unlink()
-        sources = [self._writers[s].publish(self.folder / _source_name(k)) for k, s in enumerate(order)]
-        return order, sources, self._writers[-1].publish()
-
-
-class _Writer:
-    """One wav file under a temporary name; it vanishes unless published."""
-
-    def __init__(self, path: Path, sample_rate: int, shape: tuple[int, ...], subtype: str) -> None:
-        self.path = path
-        self.energy = 0.0
-        self._count = 0
-        self._bits = INTEGER_BITS.get(subtype)
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-        n_bytes = math.prod(shape) * (8 if subtype == "DOUBLE" else (self._bits or 32) // 8)
-        container = "RF64" if n_bytes > MAX_WAV_BYTES else "WAV"
+        for writer in self._writers:
+            writer.finish()
+        pairs = [(self._writers[s], self.names.source(k)) for k, s in enumerate(order)]
+        pairs.append((self._writers[-1], self.names.residual))
         try:
-            self._file = soundfile.SoundFile(
-                self._temporary, "w", sample_rate, shape[0], subtype=subtype, format=container
-            )
-        except soundfile.LibsndfileError as error:
-            self._temporary.unlink(missing_ok=True)
+            return order, *self._rename(pairs)
+        except OSError as error:
             raise SeparatorError(
-                f"{path} cannot be written ({error.error_string}); pass another folder"
+                f"{error.filename} cannot be replaced ({error.strerror}); pass another output folder"
             ) from error
 
-    def __enter__(self) -> Self:
-        return self
+    def _rename(self, pairs: list[tuple[AudioWriter, Path]]) -> tuple[list[Stem], Stem]:
+        """Put finished files in the place of an earlier run's; all of them, or none stays.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
-
-    def write(self, samples: Samples) -> None:
-        """Append (channel, time); integer codings take whole numbers of their own step."""
-        data: npt.NDArray[Any] = samples.T
-        scale = 1.0
-        if self._bits is not None:
-            scale = 2.0 ** (self._bits - 1)
-            data = (np.clip(data, -scale, scale - 1).astype(np.int64) << (32 - self._bits)).astype(np.int32)
-        self.energy += float(np.square(samples, dtype=np.float64).sum()) / scale**2
-        self._count += samples.size
-        try:
-            self._file.write(np.ascontiguousarray(data))
-        except soundfile.LibsndfileError as error:
-            raise SeparatorError(
-                f"{self.path} cannot be written ({error.error_string}); free the disk"
-            ) from error
-
-    def publish(self, path: Path | None = None) -> Stem:
-        """Complete the file and give it its name."""
-        path = path or self.path
-        self._file.close()
-        _erase_time(self._temporary)
-        os.replace(self._temporary, path)
-        mean_square = self.energy / max(1, self._count)
-        return Stem(path, self.energy, 10 * math.log10(mean_square) if mean_square > 0 else None)
+        Raises:
+            OSError: an old file cannot be removed.
+        """
+        with _locked(self.names.residual.parent), ExitStack() as undo:
+            old = self.names.present()
+            if old and not self.overwrite:
+                raise SeparatorError(
+                    f"{old[0].parent} got {', '.join(path.name for path in old)} from another run meanwhile; "
+                    "pass --overwrite to replace them, or another output folder"
+                )
+            for path in sorted(old, key=lambda path: "residual" not in path.name):  # marks them incomplete
+                path.unlink(missing_ok=True)
+            stems = []
+            for writer, path in pairs:
+                undo.callback(path.unlink, missing_ok=True)
+                stems.append(writer.publish(path))
+            undo.pop_all()
+        return stems[:-1], stems[-1]
 
 
-def _erase_time(path: Path) -> None:
-    """Zero the time of writing in a float file's PEAK chunk: the same input must give the same bytes."""
-    with path.open("r+b") as file:
-        at = file.read(HEADER_BYTES).find(b"PEAK")
-        if at >= 0:  # chunk id, size, version, time, each of four bytes
-            file.seek(at + 12)
-            file.write(bytes(4))
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other runs from publishing into ``folder``; the system lifts the lock of a process that dies."""
+    if sys.platform == "win32":
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a network file system may have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
-def _source_name(index: int) -> str:
-    """Name of the source that comes ``index``-th."""
-    return f"source{index + 1}.wav"
-
-
-def _stems_in(folder: Path) -> list[Path]:
-    """Files of an earlier run."""
-    numbered = [
-        item for item in folder.glob("source*.wav") if item.name[len("source") : -len(".wav")].isdigit()
-    ]
-    return numbered + [item for item in (folder / RESIDUAL, folder / PICTURE) if item.exists()]
-
-
-def _fits(samples: Samples, bits: int) -> bool:
-    """Whether whole numbers fit ``bits`` bits."""
-    return bool(
-        samples.size == 0
-        or (samples.min() >= -(2.0 ** (bits - 1)) and samples.max() <= 2.0 ** (bits - 1) - 1)
-    )
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()

@@ -24,7 +24,7 @@ def test_reading_returns_what_was_written_within_half_a_step(tmp_path, subtype, 
 
 def test_reading_in_blocks_is_reading_at_once(tmp_path):
     soundfile.write(tmp_path / "a.flac", np.random.default_rng(0).uniform(-1, 1, 1001), 8000)
-    blocks = list(read_blocks(tmp_path / "a.flac", 100))
+    blocks = list(read_blocks(inspect_audio(tmp_path / "a.flac"), 100))
     assert len(blocks) == 11
     np.testing.assert_array_equal(np.concatenate(blocks, 1), read_audio(tmp_path / "a.flac").waveform)
 
@@ -48,7 +48,7 @@ def test_the_content_decides_not_the_name(tmp_path):
         (
             "samples.raw",
             b"\0" * 100,
-            "samples.raw is not audio that can be read (raw samples without a header)",
+            "samples.raw is not audio that can be read",
         ),
         ("cut.wav", b"RIFF\x24\0\0\0WAVE", "cut.wav is not audio that can be read"),
     ],

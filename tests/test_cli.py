@@ -3,13 +3,15 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
 import soundfile
 
-from separator import Separator, cli
-from separator.cli import build_parser, main
+import separator
+from separator import Separator
+from separator.cli import OPTIONS, build_parser, main
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def in_a_process(code: str) -> subprocess.CompletedProcess:
 
 
 def test_help_imports_nothing_heavy():
-    heavy = ("torch", "numpy", "scipy", "soundfile", "matplotlib", "librosa")
+    heavy = ("torch", "numpy", "scipy", "soundfile", "av", "matplotlib", "librosa", "joblib", "distributed")
     code = (
         "import sys, atexit\n"
         f"atexit.register(lambda: print('heavy:', [name for name in {heavy} if name in sys.modules]))\n"
@@ -77,15 +79,13 @@ def test_the_command_and_the_api_have_the_same_names_and_defaults():
     load = inspect.signature(Separator.load).parameters
     separate = inspect.signature(Separator.separate).parameters
     to_files = inspect.signature(Separator.separate_file).parameters
+    assert set(to_files) - {"self", "path", "folder", "progress", "warn"} == {*OPTIONS, "overwrite"}
     for name, parameters in [
         ("name_or_dir", load),
         ("device", load),
         ("n_slots", separate),
         ("min_existence", separate),
-        ("n_slots", to_files),
-        ("min_existence", to_files),
-        ("output_dir", to_files),
-        ("overwrite", to_files),
+        *((name, to_files) for name in (*OPTIONS, "overwrite")),
     ]:
         assert arguments[name] == parameters[name].default, name
 
@@ -102,6 +102,19 @@ def test_the_defaults_are_those_of_the_manual():
         "plot": False,
         "device": "auto",
         "overwrite": False,
+        "skip_existing": False,
+        "filename": "{folder}/{stem}/{source}",
+        "format": "wav",
+        "subtype": None,
+        "start": 0.0,
+        "duration": None,
+        "repair": False,
+        "recursive": False,
+        "n_jobs": 1,
+        "scheduler": None,
+        "quiet": False,
+        "verbose": False,
+        "list_models": False,
     }
 
 
@@ -121,7 +134,7 @@ def test_the_table_names_every_stem_with_existence_level_and_share(run, mix, tmp
 def test_json_is_one_object_an_input_and_nothing_else(run, mix, tmp_path):
     soundfile.write(tmp_path / "silence.flac", np.zeros(500), 16_000)
     status, out, err = run(mix, tmp_path / "silence.flac", "--slots", 2, "--json")
-    assert (status, err) == (0, [])
+    assert (status, err) == (0, ["separate: 2 done, 0 failed, 0 skipped"])
     first, second = map(json.loads, out.splitlines())
     assert list(first) == ["input", "sample_rate", "channels", "seconds", "gain_db", "sources", "residual"]
     assert (first["input"], first["sample_rate"], first["channels"], first["seconds"]) == (
@@ -151,7 +164,10 @@ def test_a_picture_is_saved_on_request_and_goes_with_its_stems(run, mix, tmp_pat
 def test_one_bad_input_does_not_stop_the_others(run, mix, tmp_path):
     status, out, err = run(tmp_path / "missing.wav", mix)
     assert status == 1
-    assert err == [f"separate: error: {tmp_path / 'missing.wav'} does not exist; check the path"]
+    assert err == [
+        f"separate: error: {tmp_path / 'missing.wav'} does not exist; check the path",
+        "separate: 1 done, 1 failed, 0 skipped",
+    ]
     assert "residual.wav" in out
     assert (tmp_path / "out" / "mix" / "residual.wav").exists()
 
@@ -222,22 +238,12 @@ def test_an_unknown_model_is_one_line(run, no_model, mix):
     assert "no model 'nope'; shipped models are" in err[0]
 
 
-def test_two_inputs_of_one_name_do_not_overwrite_each_other(run, mix, tmp_path):
-    (tmp_path / "b").mkdir()
-    soundfile.write(tmp_path / "b" / "mix.wav", np.zeros(100), 8000)
-    status, _, err = run(mix, tmp_path / "b" / "mix.wav", "--overwrite")
-    assert status == 1
-    assert len(err) == 1
-    assert f"{tmp_path / 'b' / 'mix.wav'} has the same name as {mix}" in err[0]
-    assert soundfile.info(tmp_path / "out" / "mix" / "residual.wav").frames == 8000
-
-
 def test_existing_results_are_kept_unless_overwriting_is_asked_for(run, mix, tmp_path):
     assert run(mix, "--slots", 3)[0] == 0
     before = (tmp_path / "out" / "mix" / "source1.wav").read_bytes()
     status, _, err = run(mix, "--slots", 1)
     assert status == 1
-    assert "overwrite them (--overwrite)" in err[0]
+    assert "pass --overwrite to replace" in err[0]
     assert (tmp_path / "out" / "mix" / "source1.wav").read_bytes() == before
     assert run(mix, "--slots", 1, "--overwrite")[0] == 0
     assert not (tmp_path / "out" / "mix" / "source2.wav").exists()
@@ -257,6 +263,25 @@ def test_digital_silence_has_no_sources_and_exit_status_zero(run, random_model, 
         ["mix.wav", "--slots", "0"],
         ["mix.wav", "--slots", "x"],
         ["mix.wav", "--min-existence", "2"],
+        ["mix.wav", "--min-existence", "nan"],
+        ["mix.wav", "--start", "-1"],
+        ["mix.wav", "--start", "nan"],
+        ["mix.wav", "--duration", "0"],
+        ["mix.wav", "--duration", "-2"],
+        ["mix.wav", "--duration", "inf"],
+        ["mix.wav", "--format", "doc"],
+        ["mix.wav", "--subtype", "PCM_99"],
+        ["mix.wav", "--format", "ogg", "--subtype", "PCM_24"],
+        ["mix.wav", "--filename", "{stem}"],
+        ["mix.wav", "--filename", "../{source}"],
+        ["mix.wav", "--filename", "{nope}/{source}"],
+        ["mix.wav", "--jobs", "0"],
+        ["mix.wav", "--scheduler", "somewhere"],
+        ["mix.wav", "--jobs", "2", "--scheduler", "tcp://localhost:1"],
+        ["mix.wav", "--overwrite", "--skip-existing"],
+        ["mix.wav", "--quiet", "--verbose"],
+        ["--json"],
+        ["mix.wav", "--over"],
         ["--nope"],
     ],
 )
@@ -278,12 +303,142 @@ def test_a_gain_is_named_in_table_and_json(run, tmp_path, band_separator, monkey
     assert f"gain of all stems {gain_db:.2f} dB" in out
 
 
-def test_progress_is_shown_on_a_terminal_only(capsys, monkeypatch, tmp_path):
-    cli._Progress(tmp_path / "mix.wav")(0.5)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    progress = cli._Progress(tmp_path / "mix.wav")
-    progress(0.501)
-    progress(0.502)
-    progress.clear()
-    assert capsys.readouterr().err == "\r\033[Kmix.wav  50 %\r\033[K"
+def test_skipping_existing_results_counts_them(run, mix, tmp_path):
+    soundfile.write(tmp_path / "other.wav", np.zeros(500), 16_000)
+    assert run(mix)[0] == 0
+    before = (tmp_path / "out" / "mix" / "source1.wav").stat().st_mtime_ns
+    status, out, err = run(mix, tmp_path / "other.wav", "--skip-existing", "--json")
+    assert (status, err) == (0, ["separate: 1 done, 0 failed, 1 skipped (1 done already)"])
+    assert [json.loads(line)["input"] for line in out.splitlines()] == [str(tmp_path / "other.wav")]
+    assert (tmp_path / "out" / "mix" / "source1.wav").stat().st_mtime_ns == before
+
+
+def test_nothing_to_do_loads_no_model_and_is_no_failure(run, mix, no_model, tmp_path):
+    (tmp_path / "out" / "mix").mkdir(parents=True)
+    (tmp_path / "out" / "mix" / "residual.wav").touch()
+    assert run(mix, "--skip-existing")[0] == 0
+
+
+def test_the_shipped_models_are_listed(capsys):
+    assert main(["--list-models"]) == 0
+    assert capsys.readouterr() == ("soundscapes\n", "")
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"separate {separator.__version__}\n"
+
+
+def test_names_of_stems_follow_the_template(run, mix, tmp_path):
+    _, out, _ = run(mix, "--slots", 1, "--filename", "{parent}/{name} {source}", "--json", "--plot")
+    folder = tmp_path / "out" / tmp_path.name
+    value = json.loads(out)
+    assert value["sources"][0]["file"] == str(folder / "mix.wav source1.wav")
+    assert value["residual"]["file"] == str(folder / "mix.wav residual.wav")
+    assert value["picture"] == str(folder / "mix.wav separation.png")
+    assert sorted(item.name for item in folder.iterdir()) == [
+        "mix.wav residual.wav",
+        "mix.wav separation.png",
+        "mix.wav source1.wav",
+    ]
+
+
+def test_format_coding_and_part_are_those_asked_for(run, mix, tmp_path):
+    _, out, _ = run(
+        mix, "--format", "flac", "--subtype", "PCM_24", "--start", 0.25, "--duration", 0.5, "--json"
+    )
+    value = json.loads(out)
+    assert value["seconds"] == 0.5
+    info = soundfile.info(value["residual"]["file"])
+    assert (info.format, info.subtype, info.frames, info.samplerate) == ("FLAC", "PCM_24", 4000, 8000)
+
+
+def test_samples_that_are_no_numbers_are_repaired_with_a_warning(run, tmp_path):
+    samples = np.full(4000, 0.1, np.float32)
+    samples[17] = np.nan
+    soundfile.write(tmp_path / "bad.wav", samples, 8000, subtype="FLOAT")
+    status, _, err = run(tmp_path / "bad.wav")
+    assert (status, len(err)) == (1, 1)
+    assert "at sample 17" in err[0]
+    status, _, err = run(tmp_path / "bad.wav", "--repair")
+    assert status == 0
+    assert len(err) == 1
+    assert err[0].startswith("separate: warning: ")
+    assert "sample 17" in err[0]
+
+
+def test_quiet_says_errors_only_and_still_prints_json(run, mix, tmp_path):
+    status, out, err = run(mix, tmp_path / "missing.wav", "--quiet")
+    assert (status, out, len(err)) == (1, "", 1)
+    status, out, err = run(mix, "--quiet", "--overwrite", "--json")
+    assert (status, err) == (0, [])
+    assert json.loads(out)["input"] == str(mix)
+
+
+def test_verbose_says_what_was_read_and_how_long_it_took(run, tmp_path):
+    soundfile.write(tmp_path / "long.wav", np.zeros((8000 * 11, 2)), 8000, subtype="PCM_24")
+    _, _, err = run(tmp_path / "long.wav", "--verbose")
+    assert len(err) == 1
+    assert err[0].startswith(
+        f"separate: {tmp_path / 'long.wav'}: WAV PCM_24, 8000 Hz, 2 channels, 11.000 s, 2 segments; took "
+    )
+
+
+def test_an_error_nobody_foresaw_is_one_line_and_the_others_go_on(run, mix, tmp_path, monkeypatch):
+    soundfile.write(tmp_path / "b.wav", np.zeros(500), 16_000)
+    real = Separator.separate_file
+
+    def failing(self, path, *arguments, **options):
+        if path == mix:
+            raise KeyError("odd")
+        return real(self, path, *arguments, **options)
+
+    monkeypatch.setattr(Separator, "separate_file", failing)
+    status, out, err = run(mix, tmp_path / "b.wav")
+    assert status == 1
+    assert err[0].startswith(f"separate: error: {mix}: KeyError: 'odd'; call again with --verbose")
+    assert err[1:] == ["separate: 1 done, 1 failed, 0 skipped"]
+    assert "residual.wav" in out
+    _, _, err = run(mix, "--verbose")
+    assert err[1] == "Traceback (most recent call last):"
+
+
+def test_an_error_outside_of_any_input_is_one_line(run, mix, monkeypatch):
+    def load(*arguments):
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(Separator, "load", load)
+    status, out, err = run(mix)
+    assert (status, out, len(err)) == (1, "", 1)
+    assert err[0].startswith("separate: error: RuntimeError: no driver; call again with --verbose")
+
+
+def test_an_interrupt_is_one_line_and_status_130(run, mix, tmp_path, monkeypatch):
+    real = Separator.separate_file
+
+    def interrupted(self, *arguments, **options):
+        def progress(share):
+            raise KeyboardInterrupt
+
+        return real(self, *arguments, **{**options, "progress": progress})
+
+    monkeypatch.setattr(Separator, "separate_file", interrupted)
+    status, out, err = run(mix)
+    assert (status, out) == (130, "")
+    assert err == ["separate: error: interrupted; what was not finished has left no stems"]
+    assert [item for item in (tmp_path / "out").rglob("*") if item.is_file()] == []
+
+
+def test_warnings_of_libraries_are_not_shown(run, mix, monkeypatch):
+    real = Separator.separate_file
+
+    def warning(self, *arguments, **options):
+        warnings.warn("deep inside", stacklevel=1)
+        options["warn"]("in two\nlines")
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(Separator, "separate_file", warning)
+    status, _, err = run(mix)
+    assert (status, err) == (0, ["separate: warning: in two lines"])

@@ -11,10 +11,11 @@ import separator
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "separator"
 ORDER = [
-    *("errors", "attention", "audio", "stems", "stft", "masks", "layers", "network", "checkpoint"),
-    *("rendering", "segments", "separate", "plot", "metrics", "bsseval", "baselines"),
+    *("errors", "attention", "naming", "inputs", "headers", "decoding", "audio", "formats", "writing"),
+    *("stems", "stft", "masks", "layers", "network", "checkpoint"),
+    *("rendering", "segments", "separate", "plot", "jobs", "metrics", "bsseval", "baselines"),
     *("losses", "fuss", "fuss_protocol", "datasets", "training", "calibration"),
-    *("evaluation", "report", "cli", "web"),
+    *("evaluation", "report", "console", "cli", "web"),
 ]
 
 

@@ -114,10 +114,16 @@ def test_readme_tables_are_those_of_the_results() -> None:
     assert stale_tables(tables.README, {"all": tables.tables()["all"]}) == []
 
 
-def test_speed_table_is_that_of_the_results() -> None:
+def test_speed_tables_are_those_of_the_results() -> None:
     script = load_script("separate_speed", "run")
-    record = json.loads((script.HERE / "results/speed.json").read_text())
-    assert stale_tables(script.HERE / "README.md", {"speed": script.table(record)}) == []
+    assert stale_tables(script.HERE / "README.md", script.tables()) == []
+
+
+def test_a_long_file_is_measured() -> None:
+    script = load_script("separate_speed", "long_files")
+    found = script.measure("stereo", 0.05)
+    assert found["whole"]
+    assert 0 < found["peak_memory_mib"] < 1200
 
 
 def test_shipped_model_is_the_recipe_s() -> None:
@@ -127,3 +133,13 @@ def test_shipped_model_is_the_recipe_s() -> None:
     assert shipped["training"]["steps"] == config.steps
     for name in ("widths", "n_context", "mechanism"):
         assert shipped["network"][name] == values["network"][name]
+
+
+def test_batch_speed_table_is_that_of_the_results() -> None:
+    script = load_script("batch_speed", "run")
+    results = script.HERE / "results/batch.json"
+    if not results.exists():
+        pytest.skip("not measured yet")
+    record = json.loads(results.read_text())
+    assert record["same_stems"]
+    assert stale_tables(script.HERE / "README.md", {"batch": script.table(record)}) == []

@@ -9,8 +9,11 @@ from separator.stft import STFT
 RATE = 16_000
 
 
-def analysis_of(network, waveform, n_slots=4, sample_rate=RATE):
-    return analyse(network.eval(), [waveform], sample_rate, n_slots=n_slots, length=waveform.shape[1])
+def analysis_of(network, waveform, n_slots=4, sample_rate=RATE, length=None, **options):
+    length = length or waveform.shape[1]
+    return analyse(
+        network.eval(), [waveform], sample_rate, n_slots=n_slots, length=length, keep_evidence=True, **options
+    )
 
 
 def all_masks(analysis) -> np.ndarray:
@@ -100,7 +103,7 @@ def test_nothing_exists_in_digital_silence(band_network):
 
 def test_evidence_is_stitched_over_time(band_network):
     waveform = np.random.default_rng(0).normal(0, 0.1, (1, 30 * RATE)).astype(np.float32)
-    evidence = analysis_of(band_network(), waveform).overview.evidence
+    evidence = analysis_of(band_network(), waveform).evidence
     n_frames = STFT().n_frames(30 * RATE)
     assert evidence.shape == (5, 257, -(-n_frames // 4))
     np.testing.assert_array_equal(evidence[0], 1)
@@ -118,6 +121,25 @@ def test_the_overview_holds_the_power_of_mixture_and_slots(band_network, tones):
     assert overview.seconds == 25.0
 
 
+@pytest.mark.parametrize("stated", [1, 25 * RATE, 1000 * RATE])
+def test_the_overview_has_few_columns_whatever_length_a_file_states(band_network, tones, stated):
+    waveform = tones((500.0, 3000.0), RATE, 25.0).sum(0, keepdims=True)
+    overview = analysis_of(band_network(), waveform, length=stated).overview
+    assert overview.mixture.shape[1] <= 2001
+    spectrum = analysis_of(band_network(), waveform).overview.mixture.mean(1)
+    np.testing.assert_allclose(overview.mixture.mean(1), spectrum, rtol=0.02, atol=1e-4 * spectrum.max())
+    np.testing.assert_allclose(overview.evidence[1, :32], 0, atol=1e-6)
+    np.testing.assert_allclose(overview.evidence[1, 32:], 1, atol=1e-3)
+
+
+def test_smaller_segments_give_as_many_masks_and_as_much_evidence(band_network):
+    waveform = np.random.default_rng(0).normal(0, 0.1, (1, 30 * RATE)).astype(np.float32)
+    usual, small = (analysis_of(band_network(), waveform, segment_seconds=s) for s in (10, 6))
+    assert small.spool.n_frames == usual.spool.n_frames
+    assert abs(small.evidence.shape[-1] - usual.evidence.shape[-1]) <= 1
+    np.testing.assert_allclose(all_masks(small)[0, :32], 1)
+
+
 def test_a_network_that_stops_early_leaves_the_other_slots_empty():
     config = NetworkConfig(widths=(4, 6, 8, 12), n_context=1, stop_below=1.1)  # spent after the first slot
     waveform = np.random.default_rng(0).normal(0, 0.1, (1, RATE)).astype(np.float32)
@@ -125,7 +147,7 @@ def test_a_network_that_stops_early_leaves_the_other_slots_empty():
     assert analysis.existence.shape == (6,)
     assert all_masks(analysis)[0].max() > 0
     np.testing.assert_array_equal(all_masks(analysis)[1:], 0)
-    np.testing.assert_array_equal(analysis.overview.evidence[1], analysis.overview.evidence[6])
+    np.testing.assert_array_equal(analysis.evidence[1], analysis.evidence[6])
 
 
 def test_one_channel_is_viewed_as_it_is():

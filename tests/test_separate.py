@@ -202,7 +202,7 @@ def test_more_slots_than_the_model_was_made_for_are_decoded(random_separator):
 def test_a_file_is_not_separated_twice_into_the_same_folder_unless_asked(random_separator, tmp_path):
     soundfile.write(tmp_path / "mix.wav", noise(1, 4000)[0], 16_000)
     random_separator.separate_file(tmp_path / "mix.wav", tmp_path / "out")
-    with pytest.raises(SeparatorError, match=r"mix holds residual\.wav, source1\.wav.*overwrite"):
+    with pytest.raises(SeparatorError, match=r"holds residual\.wav, source1\.wav.*overwrite"):
         random_separator.separate_file(tmp_path / "mix.wav", tmp_path / "out")
     result = random_separator.separate_file(tmp_path / "mix.wav", tmp_path / "out", n_slots=2, overwrite=True)
     assert sorted(read_stems(tmp_path / "out" / "mix")) == ["residual", "source1", "source2"]

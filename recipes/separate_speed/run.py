@@ -1,8 +1,10 @@
 """Time and memory of `separate`, beside librosa's HPSS in the same run; fills results/ and README.md.
 
 python recipes/separate_speed/run.py
+python recipes/separate_speed/run.py --tables    # only README.md, from the results there are
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -33,6 +35,23 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 def main() -> None:
     """Measure everything and write it down."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tables", action="store_true", help="measure nothing, write the tables")
+    if not parser.parse_args().tables:
+        measure_all()
+    update_tables(HERE / "README.md", tables())
+
+
+def tables() -> dict[str, str]:
+    """The README's tables, from results/."""
+    record, long_files = (
+        json.loads((HERE / f"results/{name}.json").read_text()) for name in ("speed", "long")
+    )
+    return {"speed": table(record), "long": long_table(long_files)}
+
+
+def measure_all() -> None:
+    """Fill results/speed.json."""
     mixture, sample_rate = soundfile.read(SAMPLE, dtype="float32")
     minute = np.tile(mixture, 6)
     separator = Separator.load(device="cpu")
@@ -46,7 +65,6 @@ def main() -> None:
     }
     (HERE / "results").mkdir(exist_ok=True)
     (HERE / "results/speed.json").write_text(json.dumps(record, indent=1) + "\n")
-    update_tables(HERE / "README.md", {"speed": table(record)})
 
 
 def median_seconds(work: Callable[[], object]) -> float:
@@ -104,6 +122,26 @@ def table(record: dict) -> str:
         ["its peak memory", f"{ten['peak_memory_mib']:.0f} MiB"],
     ]
     return format_table([f"{record['environment']['threads']} threads, {record['date']}", ""], rows)
+
+
+def long_table(record: dict) -> str:
+    """One row a long file, in the order of kind and length."""
+    rows = []
+    for case in sorted(record, key=lambda name: (name.split(":")[0], float(name.split(":")[1]))):
+        kind, minutes = case.split(":")
+        found = record[case]
+        rows.append(
+            [
+                f"{'mono 16 kHz' if kind == 'mono' else 'stereo 44.1 kHz'}, {minutes} min",
+                f"{found['seconds']:.0f} s",
+                f"{found['processor_seconds'] / float(minutes):.2f} s",
+                f"{found['peak_memory_mib']} MiB",
+                f"{found['spool_mib']} MiB",
+                found["date"],
+            ]
+        )
+    columns = ["file", "time", "processor time a minute", "peak memory", "masks on disk", "date"]
+    return format_table(columns, rows)
 
 
 if __name__ == "__main__":

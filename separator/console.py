@@ -1,0 +1,215 @@
+"""What the command says: data on stdout, everything else on stderr, one line a message.
+
+A table or JSON lines are data. Errors, warnings, the summary and, on a terminal, the progress are not.
+"""
+
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from separator.errors import SeparatorError
+
+if TYPE_CHECKING:
+    from separator.jobs import Outcome
+    from separator.separate import FileSeparation
+
+ERASE = "\r\033[K"
+REDRAW_SECONDS = 0.1
+LEAST_SHARE = 0.01  # of the work, from which on the time left can be told
+
+
+class Console:
+    """Where the command's messages go."""
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
+        self.as_json = as_json
+        self.quiet = quiet
+        self.verbose = verbose
+        self._drawn = False
+        self._drawn_at = -math.inf
+        self._active = not quiet and _is_terminal(sys.stderr)
+        for stream in (sys.stdout, sys.stderr):  # a name that the terminal cannot show must not stop a run
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
+
+    def error(self, message: object) -> None:
+        """Say what went wrong."""
+        self._say(f"separate: error: {one_line(message)}")
+
+    def warning(self, message: object) -> None:
+        """Say what was done otherwise than expected."""
+        if not self.quiet:
+            self._say(f"separate: warning: {one_line(message)}")
+
+    def note(self, message: object) -> None:
+        """Say something by the way."""
+        if not self.quiet:
+            self._say(f"separate: {one_line(message)}")
+
+    def detail(self, message: object) -> None:
+        """Say something that is asked for by ``--verbose``; it may have more than one line."""
+        if self.verbose:
+            self._say(str(message).rstrip("\n"))
+
+    def data(self, text: str) -> None:
+        """Print data.
+
+        Raises:
+            BrokenPipeError: nobody reads any more.
+            SeparatorError: it cannot be written.
+        """
+        self.clear()
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise SeparatorError(f"results cannot be written to stdout ({error.strerror})") from error
+
+    def result(self, outcome: "Outcome") -> None:
+        """Print the result of one input."""
+        if outcome.result is None or (self.quiet and not self.as_json):
+            return
+        form = as_json if self.as_json else as_table
+        self.data(form(outcome.result, outcome.picture))
+
+    def draw(self, line: str, *, at_once: bool = False) -> None:
+        """Show a line of progress, in place of the one before."""
+        now = time.monotonic()
+        if self._active and (at_once or now - self._drawn_at >= REDRAW_SECONDS):
+            self._drawn, self._drawn_at = True, now
+            width = shutil.get_terminal_size().columns - 1
+            print(f"{ERASE}{one_line(line)[:width]}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Remove the line of progress."""
+        if self._drawn:
+            self._drawn = False
+            print(ERASE, end="", file=sys.stderr, flush=True)
+
+    def _say(self, line: str) -> None:
+        self.clear()
+        print(line, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """How far the command is with all its files, and how long it will still take."""
+
+    def __init__(self, console: Console, paths: Sequence[Path]) -> None:
+        self.console = console
+        self.paths = paths
+        self._sizes = [max(1, os.stat(path).st_size) for path in paths]
+        self._shares = [0.0] * len(paths)
+        self._started = time.monotonic()
+
+    def __call__(self, index: int, share: float) -> None:
+        """Note that ``share`` of the input at ``index`` is done."""
+        self._shares[index] = share
+        self.console.draw(self._line(index), at_once=share == 0)
+
+    def _line(self, index: int) -> str:
+        done = sum(share * size for share, size in zip(self._shares, self._sizes, strict=True))
+        share = done / sum(self._sizes)
+        seconds = time.monotonic() - self._started
+        left = f", {duration(seconds / share - seconds)} left" if share >= LEAST_SHARE else ""
+        n_done = sum(share >= 1 for share in self._shares)
+        n_files = len(self.paths)
+        which = f"file {min(n_done + 1, n_files)} of {n_files}, " if n_files > 1 else ""
+        return f"{which}{100 * share:3.0f} %{left}  {self.paths[index].name}"
+
+
+def duration(seconds: float) -> str:
+    """A time for people.
+
+    >>> [duration(s) for s in (0.4, 59.6, 3661, 90_000)]
+    ['0 s', '1 min 00 s', '1 h 01 min', '25 h 00 min']
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def one_line(message: object) -> str:
+    """A message without line breaks, and without what a terminal would obey.
+
+    >>> one_line("a\\nb\\x1b[2J")
+    'a b\\\\x1b[2J'
+    """
+    text = " ".join(str(message).splitlines())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def summary(n_done: int, n_failed: int, left_out: Mapping[str, int]) -> str:
+    """How many inputs were done, failed and skipped, and why.
+
+    >>> summary(3, 1, {"no audio": 2, "hidden": 0})
+    '3 done, 1 failed, 2 skipped (2 no audio)'
+    """
+    reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
+    n_skipped = sum(left_out.values())
+    return f"{n_done} done, {n_failed} failed, {n_skipped} skipped" + (f" ({reasons})" if reasons else "")
+
+
+def as_json(result: "FileSeparation", picture: Path | None = None) -> str:
+    """One line of ASCII; the level of digital silence is null."""
+    value: dict[str, Any] = {
+        "input": str(result.input),
+        "sample_rate": result.sample_rate,
+        "channels": result.channels,
+        "seconds": result.seconds,
+        "gain_db": round(result.gain_db, 4),
+        "sources": [
+            {"file": str(stem.file), "existence": round(existence, 4), "level_db": _rounded(stem.level_db)}
+            for stem, existence in zip(result.sources, result.existence, strict=True)
+        ],
+        "residual": {"file": str(result.residual.file), "level_db": _rounded(result.residual.level_db)},
+    }
+    if picture is not None:
+        value["picture"] = str(picture)
+    return json.dumps(value, allow_nan=False)
+
+
+def as_table(result: "FileSeparation", picture: Path | None = None) -> str:
+    """Rows of file, existence, level and share of the stems' energy."""
+    stems = [*result.sources, result.residual]
+    names = [one_line(stem.file) for stem in stems]
+    existence = [f"{p:.2f}" for p in result.existence] + [""]
+    total = sum(stem.energy for stem in stems)
+    width = max(map(len, names))
+    lines = [f"{'file':{width}}  existence    level  share of energy"]
+    for stem, name, probability in zip(stems, names, existence, strict=True):
+        share = f"{100 * stem.energy / total:.1f} %" if total > 0 else "-"
+        level = "silent" if stem.level_db is None else f"{stem.level_db:.1f} dB"
+        lines.append(f"{name:{width}}  {probability:>9}  {level:>7}  {share:>15}")
+    if result.gain_db:
+        lines.append(f"gain of all stems {result.gain_db:.2f} dB, so that none clips and they still add up")
+    if picture is not None:
+        lines.append(f"picture {one_line(picture)}")
+    return "\n".join(lines)
+
+
+def silence_streams() -> None:
+    """Send what is still unwritten to nowhere: its reader has gone."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            os.dup2(nowhere, stream.fileno())
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Whether a line on it can be redrawn."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _rounded(level_db: float | None) -> float | None:
+    """Hundredths of a dB."""
+    return None if level_db is None else round(level_db, 2)
