@@ -108,6 +108,10 @@ class SlotAttention(Mechanism):
         noise = torch.randn(len(tokens), n_slots, self.d_model, device=h.device, dtype=h.dtype)
         return h, self.slot_mu + self.slot_sigma * (self.start_noise * noise)
 
+    def noise_like(self, x: Tensor) -> Tensor:
+        """Draw normal noise of the shape of x [B, ...], for the mechanisms that need more than the starts'."""
+        return torch.randn_like(x)
+
     def query_map(self, temperature: float) -> AffineMap:
         """Return x -> W_k^T (W_q x + b_q) / temperature: its products with h lack only <q, b_k>."""
         key = self.proj_k.weight.t() / temperature

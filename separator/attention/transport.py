@@ -81,7 +81,7 @@ class SinkhornSlotAttention(VanillaSlotAttention):
 
     def normalise(self, logits: Tensor) -> Tensor:
         """Return the transport plan of the noisy logits [..., S, L]."""
-        return sinkhorn(logits + self.noise_std * torch.randn_like(logits), self.sinkhorn_iters)
+        return sinkhorn(logits + self.noise_std * self.noise_like(logits), self.sinkhorn_iters)
 
 
 class MeshSlotAttention(VanillaSlotAttention):
@@ -118,6 +118,6 @@ class MeshSlotAttention(VanillaSlotAttention):
 
     def normalise(self, logits: Tensor) -> Tensor:
         """Return the transport plan of the sharpened logits [..., S, L]."""
-        cost = logits + self.init_noise * torch.randn_like(logits)
+        cost = logits + self.init_noise * self.noise_like(logits)
         offset = sharpen(cost, self.sinkhorn_iters, self.mesh_steps, self.mesh_lr)
         return sinkhorn(cost + offset, self.sinkhorn_iters)
