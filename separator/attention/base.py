@@ -109,7 +109,7 @@ class SlotAttention(Mechanism):
         return h, self.slot_mu + self.slot_sigma * (self.start_noise * noise)
 
     def noise_like(self, x: Tensor) -> Tensor:
-        """Draw normal noise of the shape of x [B, ...], for the mechanisms that need more than the starts'."""
+        """Draw normal noise of the shape of x [B, ...], for a mechanism that needs more than its starts."""
         return torch.randn_like(x)
 
     def query_map(self, temperature: float) -> AffineMap:
