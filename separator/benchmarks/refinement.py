@@ -46,7 +46,7 @@ class _Refine(torch.autograd.Function):
         gates = (from_input[..., : 2 * d_model] + from_hidden[..., : 2 * d_model]).sigmoid_()
         reset, keep = gates.split(d_model, 2)
         gated = from_hidden[..., 2 * d_model :]
-        new = torch.addcmul(from_input[..., 2 * d_model :], reset, gated).tanh_()
+        new = _tanh_(torch.addcmul(from_input[..., 2 * d_model :], reset, gated))
         state = torch.lerp(new, slot, keep)
         normed, mean, scale = torch.native_layer_norm(state, [d_model], None, None, NORM_EPS)
         inner = torch.baddbmm(p.first_bias, normed, p.first_weight.mT)
@@ -78,11 +78,15 @@ class _Refine(torch.autograd.Function):
         )
         d_state += d_out
         d_slot = d_state * keep
-        d_new = aten.tanh_backward(d_state - d_slot, new)
-        d_gates = torch.cat([d_new * gated, d_state * (slot - new)], 2)
-        d_gates = aten.sigmoid_backward(d_gates, gates)
-        d_input = torch.cat([d_gates, d_new], 2)
-        d_hidden = torch.cat([d_gates, d_new * reset], 2)
+        d_input = slot.new_empty(*slot.shape[:2], 3 * d_model)
+        d_reset, d_keep, d_new = d_input.split(d_model, 2)
+        aten.tanh_backward.grad_input(d_state - d_slot, new, grad_input=d_new)
+        torch.mul(d_new, gated, out=d_reset)
+        torch.mul(d_state, slot - new, out=d_keep)
+        d_gates = d_input[..., : 2 * d_model]
+        aten.sigmoid_backward.grad_input(d_gates, gates, grad_input=d_gates)
+        d_hidden = d_input.clone()
+        d_hidden[..., 2 * d_model :].mul_(reset)
         return (
             torch.bmm(d_input, p.input_weight),
             d_slot.baddbmm_(d_hidden, p.hidden_weight),
@@ -95,3 +99,8 @@ class _Refine(torch.autograd.Function):
             torch.bmm(d_out.mT, active),
             d_out.sum(1, keepdim=True),
         )
+
+
+def _tanh_(x: Tensor) -> Tensor:
+    """Return tanh(x) in place as 2 sigmoid(2 x) - 1: torch's own tanh takes four times as long on a CPU."""
+    return x.mul_(2).sigmoid_().mul_(2).sub_(1)
