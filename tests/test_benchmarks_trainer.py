@@ -5,8 +5,6 @@ from separator.benchmarks import METHODS, train_models
 from separator.benchmarks.trainer import Setting
 
 LEARNED = [name for name, method in METHODS.items() if method.mechanism is not None]
-# Their `normalise` draws noise: the seeds together draw it from another stream than each alone.
-NOISE_OFF = {"sa_sh": {"noise_std": 0.0}, "mesh": {"init_noise": 0.0}}
 
 
 def small(**changes):
@@ -26,8 +24,7 @@ def small(**changes):
 @pytest.mark.parametrize("method", LEARNED)
 def test_seeds_trained_together_are_what_each_is_alone(method):
     """Steps of Adam from the same start, data and noise: only rounding differs."""
-    changes = {"epochs": 1, "n_train": 16, "options": NOISE_OFF[method]} if method in NOISE_OFF else {}
-    setting = Setting(**small(**changes))
+    setting = Setting(**small())
     together = train_models("sinusoids", method, seeds=[0, 7], setting=setting)
     alone = train_models("sinusoids", method, seeds=[0, 7], setting=setting, together=False)
     for ours, theirs in zip(together, alone, strict=True):

@@ -68,7 +68,7 @@ def parameter_loss(params: Tensor, true_params: Tensor, exist_logits: Tensor, co
 
 
 def similarity_loss(vectors: Tensor) -> Tensor:
-    """Return the mean [...] over S x S of squared cosines between vectors [..., B, S, D], own ones left out."""
+    """Return the mean [...] over S x S of the squared cosines of two of S vectors [..., B, S, D]."""
     unit = F.normalize(vectors, dim=-1, eps=NORM_FLOOR)
     cosines = unit @ unit.mT
     own = cosines.diagonal(dim1=-2, dim2=-1)

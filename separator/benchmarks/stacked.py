@@ -60,9 +60,17 @@ class StackedMechanism(SlotAttention):
         x = self.norm_in(tokens).view(n_seeds, -1, self.d_model)
         h = torch.addcmul(self.norm_in.bias.unsqueeze(1), x, self.norm_in.weight.unsqueeze(1))
         shape = (len(tokens) // n_seeds, self.n_slots if n_slots is None else n_slots, self.d_model)
-        noise = torch.stack([torch.randn(shape, generator=generator) for generator in self.generators])
+        noise = self._noise(shape).unflatten(0, (n_seeds, -1))
         starts = self.slot_mu + self.slot_sigma * (self.start_noise * noise)  # [R, B, S, D]
         return h.view_as(tokens), starts.flatten(0, 1)
+
+    def noise_like(self, x: Tensor) -> Tensor:
+        """Return standard normal noise like x [R * B, ...]."""
+        return self._noise((len(x) // len(self.generators), *x.shape[1:]))
+
+    def _noise(self, shape: tuple[int, ...]) -> Tensor:
+        """Return noise [R * B, ...], each seed's [B, ...] from its own generator."""
+        return torch.cat([torch.randn(shape, generator=generator) for generator in self.generators])
 
     def fixed_order(self, starts: Tensor, slot_order: Sequence[int] | Tensor | None) -> SlotOrder:
         """Return a random order for each seed."""

@@ -52,7 +52,10 @@ class Task:
         return len(self.parameter_names)
 
     def waveforms(self, params: Tensor, n_samples: int) -> Tensor:
-        """Return the waveforms [..., N] of sources with parameters [..., P]."""
+        """Return the waveforms [..., N] of sources with parameters [..., P].
+
+        The zero rows of `Mixtures.params` are no sources: a width of zero gives NaN.
+        """
         time = torch.linspace(0, 1, n_samples, dtype=params.dtype, device=params.device)
         by_name = dict(zip(self.parameter_names, params.unsqueeze(-1).unbind(-2), strict=True))
         return by_name[AMPLITUDE_NAME] * self.shape(time, by_name)
