@@ -13,8 +13,8 @@ PACKAGE = ROOT / "separator"
 ORDER = [
     *("errors", "attention", "audio", "stems", "stft", "masks", "layers", "network", "checkpoint"),
     *("rendering", "segments", "separate", "plot", "metrics", "bsseval", "baselines"),
-    *("losses", "fuss", "fuss_protocol", "datasets", "training", "benchmarks", "calibration"),
-    *("evaluation", "report", "cli", "web"),
+    *("losses", "fuss", "fuss_protocol", "datasets", "training", "calibration"),
+    *("evaluation", "report", "benchmarks", "cli", "web"),
 ]
 
 

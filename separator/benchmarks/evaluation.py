@@ -2,8 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,13 @@ DECIMALS = 6
 FREQUENCY = "frequency"
 
 Measurements = dict[str, float | None]
-Evaluation = Callable[[BenchmarkModel, Task, Mixtures, int], Measurements]
+
+
+class Evaluation(NamedTuple):
+    """An extra measurement, and the option of a mechanism's call without which it has no meaning."""
+
+    measure: Callable[[BenchmarkModel, Task, Mixtures, int], Measurements]
+    requires: str
 
 
 @torch.no_grad()
@@ -59,7 +65,6 @@ def score(prediction: Prediction, task: Task, test: Mixtures, *, barred: int | N
 
 def slot_order(model: BenchmarkModel, task: Task, test: Mixtures, seed: int) -> Measurements:
     """Return mean, least and most of the peak overlap over ten random orders of the slots."""
-    _require_option(model, "slot_order")
     generator = torch.Generator().manual_seed(seed + EVALUATION_OFFSET)
     n_slots = model.n_slots
     overlaps = []
@@ -73,7 +78,6 @@ def slot_order(model: BenchmarkModel, task: Task, test: Mixtures, seed: int) -> 
 
 def greedy_order(model: BenchmarkModel, task: Task, test: Mixtures, seed: int) -> Measurements:
     """Return the metrics when each mixture's slots are taken greedily by evidence."""
-    _require_option(model, "order_policy")
     prediction = predict(model, test.signals, seed=seed, order_policy="evidence_greedy")
     return _prefixed("greedy_order", score(prediction, task, test))
 
@@ -83,7 +87,6 @@ def forced_first(model: BenchmarkModel, task: Task, test: Mixtures, seed: int) -
 
     That token is the one that the slot attends to least by itself.
     """
-    _require_option(model, "forced_attn_first")
     free = predict(model, test.signals, seed=seed).attn[:, 0]  # [B, L]
     wrong = torch.nn.functional.one_hot(free.argmin(1), free.shape[1]).to(free)
     forced = {"uniform": torch.full_like(free, 1 / free.shape[1]), "wrong_peak": wrong}
@@ -97,32 +100,28 @@ def forced_first(model: BenchmarkModel, task: Task, test: Mixtures, seed: int) -
 def depleted_mass(model: BenchmarkModel, task: Task, test: Mixtures, seed: int) -> Measurements:
     """Return the mean evidence that a matched and an unmatched slot takes."""
     prediction = predict(model, test.signals, seed=seed)
-    if prediction.evidence is None:
-        raise SeparatorError("depleted_mass needs a method that keeps evidence; choose an evidence_* method")
-    matched, unmatched = metrics.depleted_mass(prediction.evidence, prediction.exist_logits, test.counts)
+    evidence = prediction.evidence or []
+    matched, unmatched = metrics.depleted_mass(evidence, prediction.exist_logits, test.counts)
     return _plain({"depleted_mass_matched": matched, "depleted_mass_unmatched": unmatched})
 
 
 EVALUATIONS: dict[str, Evaluation] = {
-    "slot_order": slot_order,
-    "greedy_order": greedy_order,
-    "forced_first": forced_first,
-    "depleted_mass": depleted_mass,
+    "slot_order": Evaluation(slot_order, "slot_order"),
+    "greedy_order": Evaluation(greedy_order, "order_policy"),
+    "forced_first": Evaluation(forced_first, "forced_attn_first"),
+    "depleted_mass": Evaluation(depleted_mass, "order_policy"),  # which only evidence makes sense of
 }
 
 
-def check_evaluations(names: tuple[str, ...]) -> None:
-    """Raise SeparatorError unless all these evaluations exist."""
+def check_evaluations(names: Sequence[str], model: BenchmarkModel) -> None:
+    """Raise SeparatorError unless all these evaluations exist and apply to the model."""
+    accepted = inspect.signature(model.slot_attn.forward).parameters
     for name in names:
         if name not in EVALUATIONS:
             raise SeparatorError(f"unknown evaluation {name!r}; choose of {', '.join(EVALUATIONS)}")
-
-
-def _require_option(model: BenchmarkModel, option: str) -> None:
-    accepted = inspect.signature(model.slot_attn.forward).parameters
-    if option not in accepted:
-        kind = type(model.slot_attn).__name__
-        raise SeparatorError(f"{kind} takes no {option}; choose a method that does for this evaluation")
+        if EVALUATIONS[name].requires not in accepted:
+            kind, option = type(model.slot_attn).__name__, EVALUATIONS[name].requires
+            raise SeparatorError(f"{kind} takes no {option}, which {name!r} needs; leave it out")
 
 
 def _prefixed(prefix: str, values: Measurements) -> Measurements:

@@ -91,7 +91,7 @@ def _compared(counts: Tensor, n_slots: int) -> Tensor:
 
 
 def _cosines(vectors: Tensor, counts: Tensor, elsewhere: float) -> Tensor:
-    unit = vectors / (vectors.norm(dim=-1, keepdim=True) + NORM_FLOOR)
+    unit: Tensor = vectors / (vectors.norm(dim=-1, keepdim=True) + NORM_FLOOR)
     return (unit @ unit.mT).masked_fill(~_compared(counts, vectors.shape[1]), elsewhere)
 
 

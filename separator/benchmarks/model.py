@@ -61,7 +61,7 @@ class ChunkTokenizer(nn.Module):
             raise SeparatorError(
                 f"signals of {signals.shape[-1]} samples do not fit; the model reads {self.n_samples}"
             )
-        chunks = signals.unflatten(-1, (self.n_tokens, -1))
+        chunks: Tensor = signals.unflatten(-1, (self.n_tokens, -1))
         if self.tokenizer_type == "direct":
             return chunks
         spectrum = torch.fft.rfft(chunks)

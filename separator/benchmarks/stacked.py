@@ -7,15 +7,15 @@ seed after seed, and only what multiplies by a parameter is replaced: a product 
 
 import copy
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from separator.attention import SequentialLoop, SlotAttention, VanillaSlotAttention
+from separator.attention import SlotAttention
 from separator.attention.order import SlotOrder
 from separator.attention.reading import TokenState
 from separator.benchmarks.model import BenchmarkModel, Prediction
@@ -104,9 +104,9 @@ class StackedMechanism(SlotAttention):
         return self._refinement(StackedMap(self.gru.weight_ih @ value_map, self.gru.bias_ih.unsqueeze(1)))
 
     def _refinement(self, gates: StackedMap) -> Refinement:
-        first, _, second = self.mlp
+        first, second = linear_maps(self.mlp)
         hidden = StackedMap(self.gru.weight_hh, self.gru.bias_hh.unsqueeze(1))
-        return Refinement(*gates, *hidden, *stacked_map(first).after(self.norm_mlp), *stacked_map(second))
+        return Refinement(*gates, *hidden, *first.after(self.norm_mlp), *second)
 
     def refine(self, update: Tensor, slot: Tensor, gates: Refinement) -> Tensor:  # type: ignore[override]
         """Return the slots [R * n, D] after the GRU and the MLP."""
@@ -124,7 +124,7 @@ class OrderOfEachSeed:
         self._step_of_slot = orders.argsort(1)
         by_slot = starts.unflatten(0, (len(orders), -1)).transpose(1, 2)  # [R, S, B, D]
         by_step = by_slot[self._seeds, orders.t()]  # [S, R, B, D]
-        self._pending = iter(by_step.flatten(1, 2).unbind(0))
+        self._pending: Iterator[Tensor] = iter(by_step.flatten(1, 2).unbind(0))
 
     def take(self, state: TokenState) -> Tensor:
         """Return the start [R * B, D] of each seed's next slot."""
@@ -132,29 +132,31 @@ class OrderOfEachSeed:
 
     def by_slot(self, steps: list[Tensor]) -> Tensor:
         """Stack one tensor [R * B, ...] a step by each seed's slot index."""
-        by_step = torch.stack(steps).unflatten(1, (len(self._seeds), -1))  # [S, R, B, ...]
-        by_slot = by_step[self._step_of_slot, self._seeds.unsqueeze(1)]  # [R, S, B, ...]
-        return by_slot.transpose(1, 2).flatten(0, 1)
+        by_step: Tensor = torch.stack(steps).unflatten(1, (len(self._seeds), -1))  # [S, R, B, ...]
+        by_slot = by_step[self._step_of_slot, self._seeds.unsqueeze(1)].transpose(1, 2)  # [R, B, S, ...]
+        return by_slot.flatten(0, 1)
 
 
-def is_stackable(mechanism: nn.Module) -> bool:
-    """Tell whether `StackedMechanism` replaces all that a mechanism does with parameters."""
-    return isinstance(mechanism, SequentialLoop | VanillaSlotAttention)
+def is_stackable(model: BenchmarkModel) -> bool:
+    """Tell whether `StackedMechanism` replaces all that the model's mechanism does with parameters."""
+    return isinstance(model.slot_attn, SlotAttention)
 
 
-def stacked_map(linear: nn.Module) -> StackedMap:
-    """Return the map of a Linear whose parameters have the seeds' dimension."""
-    return StackedMap(linear.weight, linear.bias.unsqueeze(1))
+def linear_maps(layers: nn.Sequential) -> list[StackedMap]:
+    """Return the maps of the Linears among `layers`, whose parameters have the seeds' dimension."""
+    linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    return [StackedMap(linear.weight, linear.bias.unsqueeze(1)) for linear in linears]
 
 
 def stacked_mechanism(mechanism: SlotAttention, generators: Sequence[torch.Generator]) -> StackedMechanism:
     """Return a mechanism with the options of `mechanism`, for parameters of one seed a generator."""
     kind = type(mechanism)
-    stacked = copy.deepcopy(mechanism)
-    stacked.__class__ = type(f"Stacked{kind.__name__}", (StackedMechanism, kind), {})
-    for norm in (stacked.norm_in, stacked.norm_s, stacked.norm_mlp):
-        norm.__class__ = BareNorm
-    stacked.generators = generators
+    mixed: type[StackedMechanism] = type(f"Stacked{kind.__name__}", (StackedMechanism, kind), {})
+    stacked = mixed.__new__(mixed)
+    stacked.__dict__.update(copy.deepcopy(mechanism.__dict__))
+    for name in ("norm_in", "norm_s", "norm_mlp"):
+        setattr(stacked, name, BareNorm(mechanism.d_model))
+    stacked.__dict__["generators"] = generators
     return stacked
 
 
@@ -164,22 +166,22 @@ class StackedModel(nn.Module):
     def __init__(self, model: BenchmarkModel, generators: Sequence[torch.Generator]) -> None:
         super().__init__()
         self.tokenizer = copy.deepcopy(model.tokenizer)
-        self.slot_attn = stacked_mechanism(model.slot_attn, generators)
+        self.slot_attn = stacked_mechanism(cast(SlotAttention, model.slot_attn), generators)
         self.exist_head = copy.deepcopy(model.exist_head)
         self.param_head = copy.deepcopy(model.param_head)
 
     def forward(self, features: Tensor) -> Prediction:
         """Decompose features [R, B, L, F]; every output begins with [R, B]."""
         n_seeds = len(features)
-        tokens = F.gelu(stacked_map(self.tokenizer.proj[0])(features.flatten(0, 1)))
-        out = self.slot_attn(tokens)
+        (projection,) = linear_maps(self.tokenizer.proj)
+        out = self.slot_attn(F.gelu(projection(features.flatten(0, 1))))
         exist_logits, params = (self._head(head, out.slots) for head in (self.exist_head, self.param_head))
-        outputs = (out.slots, out.attn, exist_logits.squeeze(-1), params)
-        return Prediction(*(x.unflatten(0, (n_seeds, -1)) for x in outputs), None)
+        seeds = [x.unflatten(0, (n_seeds, -1)) for x in (out.slots, out.attn, exist_logits, params)]
+        return Prediction(seeds[0], seeds[1], seeds[2].squeeze(-1), seeds[3], None)
 
     def _head(self, head: nn.Sequential, slots: Tensor) -> Tensor:
-        first, _, second = head
-        return stacked_map(second)(F.gelu(stacked_map(first)(slots)))
+        first, second = linear_maps(head)
+        return second(F.gelu(first(slots)))
 
 
 class StackedRun:
@@ -194,11 +196,14 @@ class StackedRun:
 
     def predict(self, features: Tensor) -> Prediction:
         """Decompose features [R, B, L, F]; every output begins with [R, B]."""
-        return functional_call(self._stacked, self._by_name(self.leaves[0]), (features,))
+        by_name = self._by_name(self.leaves[0])
+        return cast(Prediction, functional_call(self._stacked, by_name, (features,)))
 
     def clip_gradients(self, max_norm: float) -> None:
         """Scale the gradient of each seed to a norm of at most `max_norm`."""
         gradient = self.leaves[0].grad
+        if gradient is None:
+            return
         norm = gradient.norm(dim=1, keepdim=True)
         gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1))
 

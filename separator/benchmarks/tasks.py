@@ -19,6 +19,7 @@ from separator.errors import SeparatorError
 DOMINANT_AMPLITUDE = (5.0, 10.0)  # of the first source
 AMPLITUDE = (0.2, 1.0)  # of the others
 AMPLITUDE_NAME = "amplitude"
+PHASE_NAME = "phase"
 
 
 class Mixtures(NamedTuple):
@@ -62,7 +63,7 @@ class Task:
 
 
 def _sine(time: Tensor, params: dict[str, Tensor]) -> Tensor:
-    return torch.sin(2 * math.pi * params["frequency"] * time + params["phase"])
+    return torch.sin(2 * math.pi * params["frequency"] * time + params[PHASE_NAME])
 
 
 def _bump(time: Tensor, params: dict[str, Tensor]) -> Tensor:
@@ -79,7 +80,7 @@ TASKS: dict[str, Task] = {
     for task in (
         Task(
             "sinusoids",
-            ("frequency", AMPLITUDE_NAME, "phase"),
+            ("frequency", AMPLITUDE_NAME, PHASE_NAME),
             ((2.0, 10.0), AMPLITUDE, TURN),
             _sine,
             "fft",
@@ -93,7 +94,7 @@ TASKS: dict[str, Task] = {
         ),
         Task(
             "multiscale",
-            ("frequency", AMPLITUDE_NAME, "phase", "center", "width"),
+            ("frequency", AMPLITUDE_NAME, PHASE_NAME, "center", "width"),
             ((3.0, 18.0), AMPLITUDE, TURN, (0.2, 0.8), (0.05, 0.15)),
             _wavelet,
             "fft",

@@ -12,10 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from separator.benchmarks.evaluation import EVALUATIONS, check_evaluations, measure
+from separator.benchmarks.evaluation import DECIMALS, EVALUATIONS, check_evaluations, measure, score
 from separator.benchmarks.losses import LossWeights, training_loss
 from separator.benchmarks.methods import method_of
 from separator.benchmarks.model import BenchmarkModel, Prediction, build_model
+from separator.benchmarks.pursuit import pursue
 from separator.benchmarks.stacked import StackedRun, is_stackable
 from separator.benchmarks.tasks import Mixtures, Task, draw_mixtures, task_of
 from separator.errors import SeparatorError
@@ -160,20 +161,38 @@ def train_synthetic(
     if unknown:
         raise SeparatorError(f"unknown setting {', '.join(unknown)}; choose of {', '.join(known)}")
     chosen, kind = Setting(**setting), task_of(task)
-    check_evaluations(tuple(evaluations))
+    if method_of(method).mechanism is None:
+        return [_pursuit_record(kind, method, seed, chosen, evaluations) for seed in _checked(seeds)]
+    check_evaluations(evaluations, chosen.model(kind, method, seed=0))
     records = []
     for trained in train_models(task, method, seeds=seeds, setting=chosen, progress=progress):
         seed, model = trained.seed, trained.model
         test = chosen.mixtures(kind, chosen.n_test, seed + TEST_OFFSET)
-        record = {"task": task, "method": method, "seed": seed, **asdict(chosen)}
-        record |= measure(model, kind, test, seed)
+        found = measure(model, kind, test, seed)
         for name in evaluations:
-            record |= EVALUATIONS[name](model, kind, test, seed)
-        record |= {"final_loss": round(trained.final_loss, 6), "dynamics": trained.dynamics}
-        record |= {"train_seconds": round(trained.train_seconds, 3)}
-        where = environment()
-        records.append(record | {"torch": where["torch"], "processor": where["processor"]})
+            found |= EVALUATIONS[name].measure(model, kind, test, seed)
+        outcome = {"final_loss": round(trained.final_loss, DECIMALS), "dynamics": trained.dynamics}
+        records.append(_record(kind, method, seed, chosen, {**found, **outcome}, trained.train_seconds))
     return records
+
+
+def _pursuit_record(
+    task: Task, method: str, seed: int, setting: Setting, evaluations: Sequence[str]
+) -> dict[str, Any]:
+    if evaluations or setting.options:
+        received = f"evaluations={list(evaluations)} and options={setting.options}"
+        raise SeparatorError(f"{received} do not apply to {method!r}, which has no model; leave them out")
+    test = setting.mixtures(task, setting.n_test, seed + TEST_OFFSET)
+    found = score(pursue(task, test, setting.n_slots, setting.n_tokens), task, test)
+    return _record(task, method, seed, setting, {**found, "count_accuracy": None}, 0.0)
+
+
+def _record(
+    task: Task, method: str, seed: int, setting: Setting, found: dict[str, Any], train_seconds: float
+) -> dict[str, Any]:
+    identity = {"task": task.name, "method": method, "seed": seed, **asdict(setting)}
+    where = {name: environment()[name] for name in ("torch", "processor")}
+    return {**identity, **found, "train_seconds": round(train_seconds, 3), **where}
 
 
 def train_models(
@@ -195,10 +214,8 @@ def train_models(
     """
     setting = Setting() if setting is None else setting
     chosen, weights = task_of(task), method_of(method).weights
-    if not seeds:
-        raise SeparatorError(f"{seeds=} is empty; pass at least one seed")
-    models = [setting.model(chosen, method, seed) for seed in seeds]
-    if together and is_stackable(models[0].slot_attn):
+    models = [setting.model(chosen, method, seed) for seed in _checked(seeds)]
+    if together and is_stackable(models[0]):
         generators = [torch.Generator().manual_seed(seed + NOISE_OFFSET) for seed in seeds]
         groups: list[tuple[Run, Sequence[int]]] = [(StackedRun(models, generators), seeds)]
     else:
@@ -259,6 +276,12 @@ def _training_data(
         torch.stack([mixtures.params for mixtures in drawn]),
         torch.stack([mixtures.counts for mixtures in drawn]),
     )
+
+
+def _checked(seeds: Sequence[int]) -> Sequence[int]:
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise SeparatorError(f"{seeds=} are not different seeds; pass at least one, none of them twice")
+    return seeds
 
 
 def _part_of(progress: Progress | None, index: int, n_parts: int) -> Progress:
