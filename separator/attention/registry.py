@@ -1,8 +1,10 @@
 """The mechanisms by name: one entry each."""
 
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from functools import partial
+from numbers import Integral, Real
 from typing import Any
 
 from separator.attention.base import Mechanism
@@ -40,32 +42,48 @@ MECHANISMS: dict[str, Callable[..., Mechanism]] = {
 }
 
 
-def mechanism_options(name: str) -> frozenset[str]:
-    """Return the names of the options that the mechanism `name` can be built with.
+def mechanism_options(name: str) -> Mapping[str, Any]:
+    """Return the options that the mechanism `name` can be built with, and their defaults.
 
     Raises:
         SeparatorError: no mechanism has that name.
 
-    >>> sorted(mechanism_options("coverage"))
-    ['beta', 'd_model', 'n_iter', 'n_slots', 'tau']
+    >>> dict(mechanism_options("coverage"))
+    {'n_slots': 5, 'd_model': 64, 'n_iter': 3, 'tau': 0.3, 'beta': 3.0}
     """
     if name not in MECHANISMS:
         raise SeparatorError(f"unknown mechanism {name!r}; choose one of {', '.join(MECHANISMS)}")
     build = MECHANISMS[name]
-    fixed = build.keywords if isinstance(build, partial) else {}
-    return frozenset(inspect.signature(build).parameters) - fixed.keys()
+    bound = build.keywords if isinstance(build, partial) else {}
+    return {p.name: p.default for p in inspect.signature(build).parameters.values() if p.name not in bound}
 
 
 def build_mechanism(name: str, **options: Any) -> Mechanism:
     """Build the mechanism `name` of `MECHANISMS` with its constructor's options.
 
     Raises:
-        SeparatorError: no mechanism has that name, or it does not take one of the options.
+        SeparatorError: no mechanism has that name, or it does not take one of the options or its value.
 
     >>> build_mechanism("evidence_linear", n_slots=3, d_model=16).depletion
     'linear'
     """
     known = mechanism_options(name)
-    if unknown := sorted(options.keys() - known):
+    if unknown := sorted(options.keys() - known.keys()):
         raise SeparatorError(f"mechanism {name!r} does not take {unknown}; it takes {sorted(known)}")
+    for key, value in options.items():
+        wanted = _unmet_kind(value, known[key])
+        if wanted is not None:
+            raise SeparatorError(
+                f"{key}={value!r} of mechanism {name!r} is not {wanted}, as {known[key]!r} is"
+            )
     return MECHANISMS[name](**options)
+
+
+def _unmet_kind(value: Any, default: Any) -> str | None:
+    """Return what a value is not but its default is: a text, a whole number, a finite number."""
+    if isinstance(default, str):
+        return None if isinstance(value, str) else "a text"
+    if isinstance(default, int):
+        return None if isinstance(value, Integral) and not isinstance(value, bool) else "a whole number"
+    fits = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    return None if fits else "a finite number"

@@ -36,7 +36,7 @@ def _check_mechanism(task: str, method: str, arguments: Mapping[str, Any]) -> No
 
 def _check_options(method: str, mechanism: str | None, options: Mapping[str, Any]) -> None:
     named = {"n_slots", "d_model"}
-    accepted = sorted(mechanism_options(mechanism) - named) if mechanism is not None else []
+    accepted = sorted(mechanism_options(mechanism).keys() - named) if mechanism is not None else []
     for name in options:
         if name not in accepted:
             raise SeparatorError(
