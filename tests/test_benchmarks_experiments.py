@@ -19,6 +19,8 @@ from separator.benchmarks.experiments import (
     call_of,
     read_experiment,
 )
+from separator.benchmarks.geometry import check_geometry
+from separator.benchmarks.latency import measure_latency
 from separator.benchmarks.records import add_records, read_records
 from separator.benchmarks.running import Progress, missing, run_experiment
 from separator.errors import SeparatorError
@@ -175,8 +177,8 @@ def test_a_run_records_what_ran_where_and_for_how_long(tmp_path: Path) -> None:
     assert one["budget"] == {"epochs": 3, "n_train": 5000, "learning_rate": 3e-4}
     assert one["settings"] == {"gamma": 3.0}
     assert one["environment"]["threads"] == one["torch_threads"] == 1
-    assert {"torch", "processor", "python", "cores"} <= set(one["environment"])
-    assert one["seconds"] >= 0
+    assert set(one["environment"]) == {"torch", "processor", "python", "cores", "threads"}
+    assert one["seconds"] >= one["cpu_seconds"] >= 0
     assert one["seeds_together"] == 2
     assert one["loss"] is None  # NaN is not JSON
     assert "epochs" not in one  # the budget says it
@@ -227,7 +229,9 @@ def test_a_foreign_records_file_is_refused_before_anything_runs(tmp_path: Path) 
 def test_two_processes_run_cells_side_by_side(tmp_path: Path) -> None:
     records = run_experiment(small(sleep=0.3), KIND, tmp_path, jobs=2)
     pids = {r["pid"] for r in records}
-    assert len(records) == 8
+    assert [(r["task"], r["method"], r["seed"]) for r in records] == [
+        (task, method, seed) for task in ("one", "two") for method in ("slow", "fast") for seed in (0, 1)
+    ]
     assert len(pids) == 2
     assert os.getpid() not in pids
     assert {r["torch_threads"] for r in records} == {1}
@@ -312,3 +316,24 @@ def test_progress_says_the_share_and_the_time_left() -> None:
     assert lines[1] == "4 of 8 runs, 62 %, 60 s left, now two slow"
     assert lines[2] == "6 of 8 runs, 75 %, 20 s left"
     assert len(lines) == 3
+
+
+def test_latency_is_timed_and_geometry_checked() -> None:
+    options: dict[str, Any] = {"seeds": [0, 1], "d_model": 8, "n_tokens": 4, "n_slots": 3}
+    timed = measure_latency("random_tokens", "evidence_linear", repeats=2, batch_size=2, **options)
+    assert [r["seed"] for r in timed] == [0, 1]
+    assert all(r["training_ms"] > r["forward_ms"] > 0 for r in timed)
+    checked = check_geometry("random_tokens", "evidence_quadratic", n_inputs=8, **options)
+    assert len(checked[0]["checks"]) == 5
+    assert all(check["holds"] for r in checked for check in r["checks"].values())
+    with pytest.raises(SeparatorError, match="has no slots that start alike"):
+        check_geometry("random_tokens", "dspn", n_inputs=8, seeds=[0], d_model=8)
+
+
+def test_geometry_sees_a_depletion_that_breaks_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    import separator.attention.evidence as evidence
+
+    monkeypatch.setattr(evidence, "deplete", lambda e, share, epsilon: e * (1 + share))
+    (record,) = check_geometry("random_tokens", "evidence_linear", seeds=[0], n_inputs=8, d_model=8)
+    broken = {name for name, check in record["checks"].items() if not check["holds"]}
+    assert broken == {"evidence never grows", "evidence starts at one"}

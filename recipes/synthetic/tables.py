@@ -191,7 +191,8 @@ def draw_dynamics(path: Path) -> None:
                 axis.plot(epochs, curves.mean(0), label=method)
                 axis.fill_between(epochs, curves.min(0), curves.max(0), alpha=0.2)
         axis.set(xlabel="epoch", title=label)
-    axes[0].legend(fontsize=7)
+        if axis.lines:
+            axis.legend(fontsize=7)
     figure.savefig(path, dpi=80)
 
 

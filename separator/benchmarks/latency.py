@@ -60,8 +60,8 @@ def scaling_exponents(points: Sequence[Mapping[str, float]], times: Sequence[flo
 
     >>> corners = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)]
     >>> points = [dict(zip(AXES, corner)) for corner in corners]
-    >>> {axis: round(value, 6) for axis, value in scaling_exponents(points, [1, 2, 1, 4]).items()}
-    {'n_slots': 1.0, 'n_tokens': 0.0, 'd_model': 2.0}
+    >>> {axis: round(value, 6) for axis, value in scaling_exponents(points, [1, 2, 2, 4]).items()}
+    {'n_slots': 1.0, 'n_tokens': 1.0, 'd_model': 2.0}
     """
     rows = np.array([[1.0, *(math.log(point[axis]) for axis in AXES)] for point in points])
     if np.linalg.matrix_rank(rows) < rows.shape[1]:

@@ -25,6 +25,7 @@ from separator.training import environment
 MAX_DEATHS = 3
 LINE_SECONDS = 15.0
 CONNECT_SECONDS = 10
+ENVIRONMENT = ("torch", "python", "processor", "threads")
 
 Share = Callable[[float], None]
 
@@ -39,7 +40,7 @@ def run_experiment(
     threads: int = 1,
     stream: TextIO | None = None,
 ) -> list[Record]:
-    """Run what `directory` has no record of, and return the records of the whole experiment.
+    """Run what `directory` has no record of, and return the experiment's records, cell by cell.
 
     Args:
         experiment: what to run; its records go to `directory`/`experiment.records`.jsonl.
@@ -75,8 +76,8 @@ def run_experiment(
                 ) from error
             progress.say("a worker process died; its cells start again")
         todo = missing(cells, read_records(path))
-    wanted = {identity(run) for cell in cells for run in cell.runs()}
-    return [record for record in read_records(path) if identity(record) in wanted]
+    done = {identity(record): record for record in read_records(path)}
+    return [done[identity(run)] for cell in cells for run in cell.runs()]
 
 
 def missing(cells: Sequence[Cell], records: Sequence[Record]) -> list[Cell]:
@@ -107,22 +108,24 @@ def other_budgets(cells: Sequence[Cell], records: Sequence[Record], name: str) -
 
 
 def run_cell(cell: Cell, kind: Kind, threads: int, progress: Share | None = None) -> list[Record]:
-    """Run a cell; its records say what ran where and for how long."""
+    """Run a cell; its records say what ran where, and for how long: a seed's equal share of the whole."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         results = kind.run(cell.task, cell.method, seeds=cell.seeds, progress=progress, **call_of(cell, kind))
-        seconds = (time.perf_counter() - start) / len(cell.seeds)
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        where = environment()
         facts = {
-            "seconds": round(seconds, 3),
+            "seconds": round(seconds / len(cell.seeds), 3),
+            "cpu_seconds": round(cpu_seconds / len(cell.seeds), 3),
             "seeds_together": len(cell.seeds),
             "date": time.strftime("%Y-%m-%d"),
-            "environment": {**environment(), "cores": os.cpu_count()},
+            "environment": {"cores": os.cpu_count(), **{name: where[name] for name in ENVIRONMENT}},
         }
     finally:
         torch.set_num_threads(before)
-    said = {*cell.budget, *cell.settings, "options", *environment()}
+    said = {*cell.budget, *cell.settings, "options", *ENVIRONMENT}
     return [
         {**run, **_finite({k: v for k, v in result.items() if k not in said}), **facts}
         for run, result in zip(cell.runs(), results, strict=True)

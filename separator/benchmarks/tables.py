@@ -45,16 +45,15 @@ class Results:
         first = self.records[0]
         seeds = len({record["seed"] for record in self.records})
         budget = ", ".join(f"{name} {value}" for name, value in first["budget"].items())
-        minutes = sum(record["seconds"] for record in self.records) / 60
+        clock, cpu = (sum(r[key] for r in self.records) / 60 for key in ("seconds", "cpu_seconds"))
         machines = {_machine(record) for record in self.records}
         dates = sorted({record["date"] for record in self.records})
         partly = (
             "" if len(self.records) == self.n_runs else f"**{len(self.records)} of {self.n_runs} runs**; "
         )
-        return (
-            f"{partly}{seeds} seed{'s' * (seeds > 1)}; {budget}; {minutes:.0f} minutes of "
-            f"{' and '.join(sorted(machines))}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
-        )
+        took = f"{cpu:.1f} CPU minutes ({clock:.1f} by the clock) of {' and '.join(sorted(machines))}"
+        when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+        return f"{partly}{seeds} seed{'s' * (seeds > 1)}; {budget}; {took}, {when}."
 
 
 def select(experiment: Experiment, kind: Kind, records: Sequence[Record]) -> Results:
@@ -82,10 +81,10 @@ def summary_table(records: Sequence[Record]) -> str:
         first = found[0]
         settings = " ".join(f"{key}={value}" for key, value in first["settings"].items())
         label = " ".join(filter(None, [first["task"], first["method"], settings]))
-        minutes = sum(record["seconds"] for record in found) / 60
+        minutes = sum(record["cpu_seconds"] for record in found) / 60
         values = [mean_and_deviation(found, name) for name in columns]
         rows.append([label, str(len(found)), *values, f"{minutes:.1f}"])
-    return format_table(["cell", "seeds", *columns, "minutes"], rows)
+    return format_table(["cell", "seeds", *columns, "CPU minutes"], rows)
 
 
 def comparison_table(
