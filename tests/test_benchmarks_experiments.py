@@ -266,7 +266,7 @@ def test_processes_that_always_die_end_in_one_line_and_keep_the_records(
 def cluster() -> Iterator[Any]:
     distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
     ) as cluster:
         cluster.wait_for_workers(2)
         yield cluster
@@ -319,7 +319,7 @@ def test_progress_says_the_share_and_the_time_left() -> None:
 
 
 def test_latency_is_timed_and_geometry_checked() -> None:
-    options: dict[str, Any] = {"seeds": [0, 1], "d_model": 8, "n_tokens": 4, "n_slots": 3}
+    options: dict[str, Any] = {"seeds": [0, 1], "n_tokens": 4, "n_slots": 3}
     timed = measure_latency("random_tokens", "evidence_linear", repeats=2, batch_size=2, **options)
     assert [r["seed"] for r in timed] == [0, 1]
     assert all(r["training_ms"] > r["forward_ms"] > 0 for r in timed)
@@ -327,13 +327,13 @@ def test_latency_is_timed_and_geometry_checked() -> None:
     assert len(checked[0]["checks"]) == 5
     assert all(check["holds"] for r in checked for check in r["checks"].values())
     with pytest.raises(SeparatorError, match="has no slots that start alike"):
-        check_geometry("random_tokens", "dspn", n_inputs=8, seeds=[0], d_model=8)
+        check_geometry("random_tokens", "dspn", n_inputs=8, seeds=[0])
 
 
 def test_geometry_sees_a_depletion_that_breaks_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     import separator.attention.evidence as evidence
 
     monkeypatch.setattr(evidence, "deplete", lambda e, share, epsilon: e * (1 + share))
-    (record,) = check_geometry("random_tokens", "evidence_linear", seeds=[0], n_inputs=8, d_model=8)
+    (record,) = check_geometry("random_tokens", "evidence_linear", seeds=[0], n_inputs=8)
     broken = {name for name, check in record["checks"].items() if not check["holds"]}
     assert broken == {"evidence never grows", "evidence starts at one"}

@@ -18,6 +18,7 @@ from separator.benchmarks.records import Record
 from separator.errors import SeparatorError
 
 ROUNDING = 1e-6
+D_MODEL = 64
 SHARPNESS = (1.0, 4.0, 16.0)
 """Factors of the query weights, from nearly uniform attention to nearly one token."""
 CHECKED = ("vanilla", "sequential", "evidence_linear", "evidence_quadratic", "evidence_cubic")
@@ -31,7 +32,6 @@ def check_geometry(
     n_inputs: int = 256,
     n_tokens: int = 16,
     n_slots: int = 5,
-    d_model: int = 64,
     options: Mapping[str, Any] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> list[Record]:
@@ -39,10 +39,10 @@ def check_geometry(
     records = []
     for number, seed in enumerate(seeds):
         torch.manual_seed(seed)
-        mechanism = build_mechanism(method, n_slots=n_slots, d_model=d_model, **(options or {})).eval()
+        mechanism = build_mechanism(method, n_slots=n_slots, d_model=D_MODEL, **(options or {})).eval()
         if not isinstance(mechanism, SlotAttention):
             raise SeparatorError(f"{method=} has no slots that start alike; choose of {', '.join(CHECKED)}")
-        tokens = torch.randn(n_inputs, n_tokens, d_model) * torch.rand(n_inputs, n_tokens, 1).exp()
+        tokens = torch.randn(n_inputs, n_tokens, D_MODEL) * torch.rand(n_inputs, n_tokens, 1).exp()
         query = mechanism.proj_q.weight.detach().clone()
         checks: dict[str, dict[str, Any]] = {}
         for factor in SHARPNESS:

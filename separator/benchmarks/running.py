@@ -8,8 +8,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -206,56 +206,13 @@ def _finished(
         yield from parallel(joblib.delayed(run_cell)(cell, kind, threads) for cell in cells)
 
 
-@contextmanager
-def _cluster(scheduler: str) -> Iterator[Any]:
+def _cluster(scheduler: str) -> AbstractContextManager[Any]:
     """A backend of joblib on the workers of a Dask scheduler."""
     try:
-        from distributed import Client, KilledWorker
-        from joblib._dask import DaskDistributedBackend
+        from separator.benchmarks.cluster import connected
     except ImportError as error:
-        raise SeparatorError(
-            f"{scheduler=} needs the package distributed; install separator[cluster]"
-        ) from error
-
-    class Backend(DaskDistributedBackend):  # type: ignore[misc]
-        """joblib's own, which would run the jobs of one worker here, and wait for a task Dask gave up."""
-
-        def effective_n_jobs(self, n_jobs: int) -> int:
-            n_workers: int = super().effective_n_jobs(n_jobs)
-            return max(2, n_workers)  # all jobs are sent at once, however many there are
-
-        def submit(self, func: Any, callback: Any = None) -> Any:
-            def pass_on(future: Any) -> None:
-                if (error := future.exception()) is not None:
-                    callback(_GivenUp(error))
-
-            future = super().submit(func, callback)
-            future.add_done_callback(pass_on)
-            return future
-
-        def retrieve_result_callback(self, out: Any) -> Any:
-            if isinstance(out, _GivenUp):
-                raise out.error
-            return super().retrieve_result_callback(out)
-
-    try:
-        client: Any = Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise SeparatorError(
-            f"no Dask scheduler answers at {scheduler!r} ({error}); pass its address, as tcp://host:8786"
-        ) from error
-    with client:
-        try:
-            yield Backend(client=client)
-        except (KilledWorker, TimeoutError) as error:
-            raise SeparatorError(f"the workers of {scheduler} died, or there are none: {error}") from error
-
-
-@dataclass(frozen=True)
-class _GivenUp:
-    """What took the place of a result."""
-
-    error: BaseException
+        raise SeparatorError(f"{scheduler=} needs more ({error}); install separator[cluster]") from error
+    return connected(scheduler, CONNECT_SECONDS)
 
 
 def _finite(value: Any) -> Any:
