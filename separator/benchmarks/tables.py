@@ -28,7 +28,7 @@ Published = Mapping[str, Mapping[str, Sequence[float]]]
 
 @dataclass(frozen=True)
 class Results:
-    """The records of an experiment of one budget: the one with most runs, of these the largest."""
+    """The records of an experiment of one budget: the one with most cells, of these the largest."""
 
     records: list[Record]
     n_runs: int
@@ -66,7 +66,12 @@ def select(experiment: Experiment, kind: Kind, records: Sequence[Record]) -> Res
             budgets.setdefault(repr(sorted(record["budget"].items())), []).append(record)
     if not budgets:
         return Results([], 0)
-    best = max(budgets.values(), key=lambda found: (len(found), found[0]["budget"].get("epochs", 0)))
+
+    def coverage(found: Sequence[Record]) -> tuple[int, int, int]:
+        cells = {identity(record, without=["budget", "seed"]) for record in found}
+        return len(cells), found[0]["budget"].get("epochs", 0), len(found)
+
+    best = max(budgets.values(), key=coverage)
     return Results(best, len(wanted) * len({record["seed"] for record in best}))
 
 
