@@ -239,7 +239,10 @@ def test_two_processes_run_cells_side_by_side(tmp_path: Path) -> None:
 
 def test_what_measures_time_runs_alone(tmp_path: Path) -> None:
     alone = Kind(pretend, KIND.tasks, KIND.methods, ARGUMENTS, alone=True)
-    assert {r["pid"] for r in run_experiment(small(), alone, tmp_path, jobs=2)} == {os.getpid()}
+    stream = io.StringIO()
+    records = run_experiment(small(), alone, tmp_path, jobs=2, scheduler="tcp://nowhere:1", stream=stream)
+    assert {r["pid"] for r in records} == {os.getpid()}
+    assert stream.getvalue().startswith("training is timed: its cells run here, one at a time\n")
 
 
 def test_a_killed_process_loses_nothing_but_time(tmp_path: Path) -> None:

@@ -186,6 +186,15 @@ def test_quick_check_fails_when_evidence_collapses_as_often(tmp_path: Path) -> N
     assert "failed: " in done.stdout
 
 
+@pytest.mark.parametrize("script", ["quickstart.py", "quick_check.py", "picture.py"])
+def test_a_bad_budget_of_a_script_is_one_line(script: str) -> None:
+    done = run("--epochs", "0", script=script)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{script}: error: ")
+    assert "epochs=0 is not" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_all_methods_of_the_paper_are_compared_somewhere() -> None:
     experiment_of = load_script("tables").experiment_of
     compared = {method for name in EXPERIMENTS for method in experiment_of(name).methods}

@@ -17,6 +17,7 @@ from separator.benchmarks.evaluation import predict
 from separator.benchmarks.experiments import read_experiment
 from separator.benchmarks.kinds import KINDS
 from separator.benchmarks.trainer import TEST_OFFSET, Setting, TrainedModel
+from separator.errors import SeparatorError
 
 HERE = Path(__file__).parent
 SEED = 0
@@ -81,4 +82,7 @@ def image(figure: Any, axis: Any, values: torch.Tensor, title: str, label: str) 
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SeparatorError as error:
+        sys.exit(f"picture.py: error: {error}")

@@ -4,11 +4,13 @@ python recipes/synthetic/quickstart.py
 """
 
 import argparse
+import sys
 import time
 
 import torch
 
 from separator.benchmarks import train_synthetic
+from separator.errors import SeparatorError
 
 METHODS = ("vanilla", "sequential", "evidence_linear")
 
@@ -31,4 +33,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SeparatorError as error:
+        sys.exit(f"quickstart.py: error: {error}")

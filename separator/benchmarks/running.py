@@ -61,10 +61,13 @@ def run_experiment(
     todo = missing(cells, known)
     progress = Progress(cells, todo, stream)
     progress.say(*other_budgets(cells, known, path.name))
+    if kind.alone and (jobs > 1 or scheduler is not None):
+        progress.say(f"{experiment.kind} is timed: its cells run here, one at a time")
+        jobs, scheduler = 1, None
     deaths = 0
     while todo:
         try:
-            for records in _finished(todo, kind, 1 if kind.alone else jobs, scheduler, threads, progress):
+            for records in _finished(todo, kind, jobs, scheduler, threads, progress):
                 add_records(path, records)
                 progress.add(len(records))
                 deaths = 0
