@@ -69,11 +69,12 @@ def parameter_loss(params: Tensor, true_params: Tensor, exist_logits: Tensor, co
 
 def similarity_loss(vectors: Tensor) -> Tensor:
     """Return the mean [...] over S x S of the squared cosines of two of S vectors [..., B, S, D]."""
-    unit = F.normalize(vectors, dim=-1, eps=NORM_FLOOR)
-    cosines = unit @ unit.mT
-    own = cosines.diagonal(dim1=-2, dim2=-1)
+    products = vectors @ vectors.mT  # [..., B, S, S]
+    squares = products.diagonal(dim1=-2, dim2=-1).clamp(min=NORM_FLOOR**2)
+    cosines_squared = products.square() / (squares.unsqueeze(-1) * squares.unsqueeze(-2))
     n_slots = vectors.shape[-2]
-    return (cosines.square().sum((-2, -1)) - own.square().sum(-1)).mean(-1) / n_slots**2
+    different = ~torch.eye(n_slots, dtype=torch.bool, device=vectors.device)
+    return (cosines_squared * different).sum((-2, -1)).mean(-1) / n_slots**2
 
 
 def coverage_loss(attn: Tensor) -> Tensor:
