@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from separator.attention import SlotAttentionOutput, build_mechanism
+from separator.attention import SlotAttention, SlotAttentionOutput, build_mechanism, mechanism_options
 from separator.errors import SeparatorError
 from separator.layers import (
     N_FACTS,
@@ -138,11 +138,15 @@ class SeparationNetwork(nn.Module):
         self.encoder = Encoder(config.widths, config.n_context, config.embedding)
         self.norm = nn.LayerNorm(width)
         options: dict[str, Any] = {"n_slots": config.n_slots, "d_model": width, "n_iter": config.n_iter}
-        if config.mechanism != "vanilla":
-            options["tau"] = config.tau
-        if config.mechanism.startswith("evidence"):
-            options["gamma"] = config.gamma
-        self.attention = build_mechanism(config.mechanism, **options)
+        options |= {"tau": config.tau, "gamma": config.gamma}
+        taken = mechanism_options(config.mechanism)
+        attention = build_mechanism(config.mechanism, **{k: v for k, v in options.items() if k in taken})
+        if not isinstance(attention, SlotAttention):
+            raise SeparatorError(
+                f"mechanism={config.mechanism!r} finds one number of slots only; choose another, "
+                "such as 'evidence_claim'"
+            )
+        self.attention = attention
         self.seed = nn.Linear(width, width)
         self.decoder = SlotDecoder(width, config.embedding)
         self.presence = nn.Linear(N_FACTS, 1)

@@ -12,30 +12,34 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from separator.attention import DEPLETION_FORMS, SlotAttention, build_mechanism, explained_share
+from separator.attention import (
+    MECHANISMS,
+    SlotAttention,
+    build_mechanism,
+    explained_share,
+    mechanism_options,
+)
 from separator.report import stale_tables
 
 reference = pytest.importorskip("evidence_depletion")
-baselines = pytest.importorskip("evidence_depletion.baselines")
+models = pytest.importorskip("evidence_depletion.models")
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "attention_speed"
 TOLERANCE = 1e-5
 SIZES = [(3, 20, 16, 4), (2, 300, 64, 5)]  # B, L, D, S
 
 
+def reference_mechanism(name: str, **options: int) -> nn.Module:
+    """Theirs, as their own model of that method builds it."""
+    mechanism: nn.Module = models.build_model(name, **options).slot_attn
+    return mechanism
+
+
 def build_pair(name: str, n_slots: int, d_model: int) -> tuple[SlotAttention, nn.Module]:
-    """Ours and theirs, of one seed each, theirs loaded from ours."""
-    options = {"n_slots": n_slots, "d_model": d_model}
+    """Ours and theirs, theirs loaded from ours."""
     torch.manual_seed(0)
-    ours = build_mechanism(name, **options)
-    torch.manual_seed(0)
-    if name == "vanilla":
-        theirs = baselines.VanillaSA(**options)
-    elif name == "sequential":
-        theirs = baselines.SequentialSA(**options)
-    else:
-        form = name.removeprefix("evidence_")
-        theirs = reference.EvidenceDepletionSlotAttention(depletion=form, **options)
+    ours = build_mechanism(name, n_slots=n_slots, d_model=d_model)
+    theirs = reference_mechanism(name, n_slots=n_slots, d_model=d_model)
     with torch.no_grad():  # away from the zeros and ones of a fresh LayerNorm
         for parameter in ours.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -70,7 +74,7 @@ def assert_agreement(ours: SlotAttention, theirs: nn.Module, tokens: Tensor, **o
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["vanilla", "sequential", *(f"evidence_{form}" for form in DEPLETION_FORMS)])
+@pytest.mark.parametrize("name", reference.METHODS)
 def test_outputs_and_gradients_agree(name: str, size: tuple[int, int, int, int], training: bool) -> None:
     n_batch, n_tokens, d_model, n_slots = size
     ours, theirs = build_pair(name, n_slots, d_model)
@@ -78,7 +82,7 @@ def test_outputs_and_gradients_agree(name: str, size: tuple[int, int, int, int],
     assert_agreement(ours.train(training), theirs.train(training), tokens)
 
 
-@pytest.mark.parametrize("name", ["vanilla", "evidence_linear", "evidence_quadratic"])
+@pytest.mark.parametrize("name", ["vanilla", "sparsemax", "sa_sh", "mesh", "evidence_quadratic"])
 def test_forced_attention_agrees(name: str) -> None:
     ours, theirs = build_pair(name, 4, 16)
     tokens = torch.randn(3, 20, 16)
@@ -90,18 +94,33 @@ def test_a_given_order_agrees() -> None:
     assert_agreement(ours, theirs, torch.randn(3, 20, 16), slot_order=[2, 0, 3, 1])
 
 
-@pytest.mark.parametrize("name", ["vanilla", "sequential", "evidence_quadratic"])
+def test_the_registry_has_every_method_of_the_paper() -> None:
+    assert set(reference.METHODS) == {name for name in MECHANISMS if not build_mechanism(name).needs_claim}
+
+
+@pytest.mark.parametrize("name", reference.METHODS)
 def test_one_seed_gives_the_same_parameters_and_state_dicts_load_both_ways(name: str) -> None:
+    example = reference_mechanism(name)
+    chosen = ("depletion", "use_bias", "norm_fn")
+    options = {key: getattr(example, key) for key in chosen if hasattr(example, key)}
     torch.manual_seed(3)
     ours = build_mechanism(name)
     torch.manual_seed(3)
-    kinds = {"vanilla": baselines.VanillaSA, "sequential": baselines.SequentialSA}
-    theirs = kinds.get(name, reference.EvidenceDepletionSlotAttention)()
+    theirs = type(example)(**options)
     assert list(ours.state_dict()) == list(theirs.state_dict())
     for key, value in theirs.state_dict().items():
         assert torch.equal(ours.state_dict()[key], value)
     theirs.load_state_dict(ours.state_dict(), strict=True)
     ours.load_state_dict(theirs.state_dict(), strict=True)
+
+
+@pytest.mark.parametrize("name", reference.METHODS)
+def test_the_defaults_are_those_of_the_reference(name: str) -> None:
+    theirs = vars(reference_mechanism(name))
+    ours = vars(build_mechanism(name))
+    shared = {"n_slots", "n_iter", *mechanism_options(name)} & theirs.keys() & ours.keys()
+    assert len(shared) >= (1 if name == "dspn" else 2)
+    assert {key: ours[key] for key in shared} == {key: theirs[key] for key in shared}
 
 
 def order_taken(out: NamedTuple) -> list[int]:

@@ -10,7 +10,14 @@ from separator.layers import ExistenceHead, band_matrix, search_facts, slot_fact
 from separator.network import NetworkConfig, SeparationNetwork
 from separator.stft import STFT
 
-MECHANISMS = ["vanilla", "sequential", "evidence_quadratic", "evidence_claim"]
+MECHANISMS = [
+    "vanilla",
+    "sequential",
+    "evidence_quadratic",
+    "evidence_claim",
+    "dataspace_linear_bias",
+    "mesh",
+]
 
 
 def small(mechanism: str = "evidence_claim", **options: object) -> SeparationNetwork:
@@ -39,6 +46,11 @@ def test_any_number_of_slots_works_with_the_same_weights(mechanism: str, n_slots
     assert out.existence_logits.shape == (2, n_slots)
     assert out.attn.shape[2] == out.token_grid[0] * out.token_grid[1]
     torch.testing.assert_close(out.attn.sum((1, 2)).isfinite(), torch.ones(2, dtype=torch.bool))
+
+
+def test_a_mechanism_with_a_fixed_number_of_slots_is_refused() -> None:
+    with pytest.raises(SeparatorError, match=r"mechanism='dspn' finds one number of slots only; choose"):
+        small("dspn")
 
 
 def test_level_of_the_mixture_changes_nothing() -> None:

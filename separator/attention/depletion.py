@@ -48,6 +48,12 @@ def check_depletion(form: str, scale: str) -> None:
         raise SeparatorError(f"unknown depletion_scale {scale!r}; choose {' or '.join(DEPLETION_SCALES)}")
 
 
+def check_epsilon(epsilon: float) -> None:
+    """Raise SeparatorError unless `epsilon`, the least that is left of a token, is between 0 and 1."""
+    if not 0 < epsilon < 1:
+        raise SeparatorError(f"{epsilon=} is not between 0 and 1; the paper's is 1e-4")
+
+
 def explained_share(attn: Tensor, form: str, scale: str = "sum") -> Tensor:
     """Return f(attn), the share in [0, 1] of each token that a slot with attention [..., L] explains.
 

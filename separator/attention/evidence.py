@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from separator.attention.base import SequentialLoop, SlotAttentionOutput
-from separator.attention.depletion import DEPLETION_FORMS, check_depletion, deplete, explained_share
+from separator.attention.depletion import (
+    DEPLETION_FORMS,
+    check_depletion,
+    check_epsilon,
+    deplete,
+    explained_share,
+)
 from separator.attention.order import GreedyOrder, SlotOrder
 from separator.attention.reading import TokenState
 from separator.errors import SeparatorError
@@ -65,8 +71,7 @@ class EvidenceDepletionSlotAttention(SequentialLoop):
             raise SeparatorError(f"{depletion_scale=} has no meaning with {depletion=}; leave it out")
         if depletion != CLAIM:
             check_depletion(depletion, depletion_scale)
-        if not 0 < epsilon < 1:
-            raise SeparatorError(f"{epsilon=} is not between 0 and 1; the paper's is 1e-4")
+        check_epsilon(epsilon)
         self.gamma = gamma
         self.depletion = depletion
         self.epsilon = epsilon
@@ -124,15 +129,15 @@ class EvidenceDepletionSlotAttention(SequentialLoop):
                 deplete=partial(self._deplete, claim=claim),
                 spent=self._stopping_rule(stop_below, token_weights, h),
                 forced_attn_first=forced_attn_first,
-                seed=None if seed is None else lambda state: seed(_evidence_of(state)),
+                seed=None if seed is None else lambda state: seed(state.factors()),
             )
-        return SlotAttentionOutput(slots, attn, [_evidence_of(state) for state in states])
+        return SlotAttentionOutput(slots, attn, [state.factors() for state in states])
 
     def _state_of(self, evidence: Tensor) -> TokenState:
         return TokenState(scale=evidence, bias=self.gamma * torch.log(evidence.clamp(min=LOG_FLOOR)))
 
     def _deplete(self, state: TokenState, attn: Tensor, slot: Tensor, claim: Claim | None) -> TokenState:
-        evidence = _evidence_of(state)
+        evidence = state.factors()
         if claim is None:
             share = explained_share(attn, self.depletion, self.depletion_scale)
         else:
@@ -156,7 +161,7 @@ class EvidenceDepletionSlotAttention(SequentialLoop):
         weights = weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(h.dtype).tiny)
 
         def spent(state: TokenState) -> bool:
-            return bool(((weights * _evidence_of(state)).sum(1) < stop_below).all())
+            return bool(((weights * state.factors()).sum(1) < stop_below).all())
 
         return spent
 
@@ -191,9 +196,3 @@ def _in_callers_precision(claim: Claim | None, device: str) -> Claim | None:
             return claim(slot)
 
     return with_autocast
-
-
-def _evidence_of(state: TokenState) -> Tensor:
-    if state.scale is None:
-        raise SeparatorError(f"{state=} keeps no evidence; start the loop from evidence of one")
-    return state.scale

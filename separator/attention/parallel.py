@@ -4,12 +4,15 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from separator.attention.base import AffineMap, SlotAttention, SlotAttentionOutput, checked_attn
+from separator.attention.base import (
+    WEIGHT_FLOOR,
+    AffineMap,
+    SlotAttention,
+    SlotAttentionOutput,
+    checked_attn,
+)
 from separator.attention.reading import Tokens
-
-WEIGHT_FLOOR = 1e-8
 
 
 class VanillaSlotAttention(SlotAttention):
@@ -35,10 +38,13 @@ class VanillaSlotAttention(SlotAttention):
             h, slots = self.start(tokens, n_slots)
             forced = None if forced_attn_first is None else checked_attn(forced_attn_first, h)
             readers = Tokens(h, n_readers=slots.shape[1], n_passes=2 * self.n_iter)
-            query_map, bias_map, gates = self._maps()
+            # Slots compete, so <q, b_k> counts; and a slot that lost all tokens has weights of sum < 1.
+            temperature = math.sqrt(self.d_model)
+            query_map, offset_map = self.query_map(temperature), self.offset_map(temperature)
+            gates = self.weighed_gates_map()
             for _ in range(self.n_iter):
                 x = self.norm_s(slots)  # [B, S, D]
-                logits = readers.score(F.linear(x, *query_map)) + F.linear(x, *bias_map)
+                logits = readers.score(query_map(x)) + offset_map(x)
                 attn = self.normalise(logits)  # [B, S, L]
                 if forced is not None:
                     attn = torch.cat([forced, attn[:, 1:]], dim=1)
@@ -46,23 +52,10 @@ class VanillaSlotAttention(SlotAttention):
         return SlotAttentionOutput(slots, attn, None)
 
     def normalise(self, logits: Tensor) -> Tensor:
-        """Return the attention of logits [B, S, L]: a softmax over slots."""
-        return torch.softmax(logits, dim=1)
+        """Return the attention of logits [..., S, L]: a softmax over slots."""
+        return torch.softmax(logits, dim=-2)
 
     def _update(self, readers: Tokens, attn: Tensor, slots: Tensor, gates: AffineMap) -> Tensor:
         total = attn.sum(2, keepdim=True)
         pooled = torch.cat([readers.pool(attn), total], 2) / total.clamp(min=WEIGHT_FLOOR)  # [B, S, D + 1]
         return self.refine(pooled.flatten(0, 1), slots.flatten(0, 1), gates).view_as(slots)
-
-    def _maps(self) -> tuple[AffineMap, AffineMap, AffineMap]:
-        """Return the maps from a slot to W_k^T q and to <q, b_k>, and from pooled tokens to the GRU's gates.
-
-        Both biases need a term here. <q, b_k> differs between the slots, which compete; and the weights of a
-        slot that lost all tokens sum to less than one, so b_v multiplies their sum, the last of `pooled`.
-        """
-        temperature = math.sqrt(self.d_model)
-        key_bias = self.proj_k.bias.unsqueeze(0) / temperature  # [1, D]
-        bias_map = AffineMap(key_bias @ self.proj_q.weight, key_bias @ self.proj_q.bias)
-        value_map = torch.cat([self.proj_v.weight, self.proj_v.bias.unsqueeze(1)], 1)  # [D, D + 1]
-        gates = AffineMap(self.gru.weight_ih @ value_map, self.gru.bias_ih)
-        return self.query_map(temperature), bias_map, gates

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from separator.errors import SeparatorError
+
 
 class TokenState(NamedTuple):
     """What earlier slots did to the tokens: factors and log-biases [B, L]; None is the neutral value."""
@@ -32,6 +34,12 @@ class TokenState(NamedTuple):
     def scaled(self, values: Tensor) -> Tensor:
         """Return scale * values for values [B, N, L]."""
         return values if self.scale is None else values * self.scale.unsqueeze(1)
+
+    def factors(self) -> Tensor:
+        """Return the factors [B, L] of a mechanism that keeps them from its first state on."""
+        if self.scale is None:
+            raise SeparatorError(f"scale={self.scale} keeps no factors; start the loop from factors of one")
+        return self.scale
 
 
 class Tokens:

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from separator.attention.base import SequentialLoop, SlotAttentionOutput
+from separator.attention.base import UNTOUCHED, Deplete, SequentialLoop, SlotAttentionOutput
+from separator.attention.reading import TokenState
 
 
 class SequentialSlotAttention(SequentialLoop):
-    """The control of the paper: evidence depletion without evidence.
+    """The control of the paper: evidence depletion without evidence. Subclasses change `rule`.
 
     Args:
         n_slots: slots computed unless a call asks for another number.
@@ -32,5 +33,19 @@ class SequentialSlotAttention(SequentialLoop):
         with self.full_precision(tokens):
             h, starts = self.start(tokens, n_slots)
             order = self.fixed_order(starts, slot_order)
-            slots, attn, _ = self.process(h, order, starts.shape[1], forced_attn_first=forced_attn_first)
+            state, deplete = self.rule(h)
+            if deplete is None and forced_attn_first is None:
+                return SlotAttentionOutput(*self.process_together(h, starts), None)
+            slots, attn, _ = self.process(
+                h,
+                order,
+                starts.shape[1],
+                state=state,
+                deplete=deplete,
+                forced_attn_first=forced_attn_first,
+            )
         return SlotAttentionOutput(slots, attn, None)
+
+    def rule(self, h: Tensor) -> tuple[TokenState, Deplete | None]:
+        """Return the state of the untouched tokens h [B, L, D], and what a finished slot makes of a state."""
+        return UNTOUCHED, None

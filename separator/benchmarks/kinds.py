@@ -1,0 +1,73 @@
+"""The kinds of experiments: training, latency, geometry."""
+
+import dataclasses
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from separator.attention import MECHANISMS
+from separator.attention.registry import mechanism_options
+from separator.benchmarks.evaluation import check_evaluations
+from separator.benchmarks.experiments import Argument, Kind, arguments_of_function
+from separator.benchmarks.geometry import CHECKED, check_geometry
+from separator.benchmarks.latency import RANDOM_TOKENS, measure_latency
+from separator.benchmarks.methods import METHODS, NEEDS_CLAIM, method_of
+from separator.benchmarks.tasks import TASKS
+from separator.benchmarks.trainer import Setting, train_synthetic
+from separator.errors import SeparatorError
+
+
+def check_training(task: str, method: str, arguments: Mapping[str, Any]) -> None:
+    """Build what a cell trains and measures: what would fail later fails here."""
+    mechanism = method_of(method).mechanism
+    _check_options(method, mechanism, arguments["options"])
+    evaluations = tuple(arguments.get("evaluations", ()))
+    setting = Setting(**{key: value for key, value in arguments.items() if key != "evaluations"})
+    setting.mixtures(TASKS[task], 1, 0)
+    if mechanism is not None:
+        check_evaluations(evaluations, setting.model(TASKS[task], method, 0))
+    elif evaluations:
+        raise SeparatorError(f"{method} has no slots to measure by {', '.join(evaluations)}; leave them out")
+
+
+def _check_mechanism(task: str, method: str, arguments: Mapping[str, Any]) -> None:
+    _check_options(method, method, arguments["options"])
+
+
+def _check_options(method: str, mechanism: str | None, options: Mapping[str, Any]) -> None:
+    named = {"n_slots", "d_model"}
+    accepted = sorted(mechanism_options(mechanism).keys() - named) if mechanism is not None else []
+    for name in options:
+        if name not in accepted:
+            raise SeparatorError(
+                f"unknown setting {name!r}; the trainer's are {', '.join(_training_arguments())}, "
+                f"those of {method} {', '.join(accepted) or 'none'}"
+            )
+
+
+def _training_arguments() -> dict[str, Argument]:
+    hints = typing.get_type_hints(Setting)
+    own = {f.name: Argument(f.default, hints[f.name]) for f in dataclasses.fields(Setting)}
+    del own["options"]
+    return {**own, "evaluations": Argument((), Sequence[str])}
+
+
+_TIMED = tuple(name for name in MECHANISMS if name not in NEEDS_CLAIM)
+KINDS = {
+    "training": Kind(train_synthetic, tuple(TASKS), tuple(METHODS), _training_arguments(), check_training),
+    "latency": Kind(
+        measure_latency,
+        (RANDOM_TOKENS,),
+        _TIMED,
+        arguments_of_function(measure_latency),
+        _check_mechanism,
+        alone=True,
+    ),
+    "geometry": Kind(
+        check_geometry,
+        (RANDOM_TOKENS,),
+        CHECKED,
+        arguments_of_function(check_geometry),
+        _check_mechanism,
+    ),
+}
