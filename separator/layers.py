@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 N_FACTS = 6  # of `slot_facts`
 N_SEARCH_FACTS = 3  # of `search_facts`
+FLOOR_LEVEL = -6.0  # least level of the facts, in units of 10 dB
+EMPTY_LEVEL = FLOOR_LEVEL + 0.01
 
 
 def band_matrix(n_frequencies: int, n_bands: int, n_linear: int) -> Tensor:
@@ -136,23 +138,32 @@ class SlotDecoder(nn.Module):
 
 
 class ExistenceHead(nn.Module):
-    """Decides which slots are sources from their vectors and facts, each seen beside all the others.
+    """Decides which slots are sources from facts about them, each seen beside the stronger and weaker ones.
 
-    It reads the slots without teaching them: counting must not bend what is separated.
+    It reads the facts without teaching them: counting must not bend what is separated. The vectors of the
+    slots are left out, since heads that had them counted worse on recordings they were not fitted to.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int = 64, dropout: float = 0.2) -> None:
         super().__init__()
-        self.inner = nn.Sequential(nn.Linear(width + N_FACTS + N_SEARCH_FACTS, 64), nn.GELU())
-        self.outer = nn.Sequential(nn.Linear(3 * 64, 64), nn.GELU(), nn.Linear(64, 1))
+        facts = N_FACTS + N_SEARCH_FACTS
+        self.inner = nn.Sequential(nn.Linear(facts, width), nn.GELU(), nn.Dropout(dropout))
+        self.outer = nn.Sequential(
+            nn.Linear(5 * width, width), nn.GELU(), nn.Dropout(dropout), nn.Linear(width, 1)
+        )
 
-    def forward(self, slots: Tensor, facts: Tensor) -> Tensor:
-        """Slots [B, S, D] and facts [B, S, N], `slot_facts` first, to existence logits [B, S]."""
-        each = self.inner(torch.cat([slots.detach(), facts.detach()], -1).float())
-        share = 10 ** facts[..., :1].detach()  # empty slots weigh nothing, however many there are
+    def forward(self, facts: Tensor) -> Tensor:
+        """Facts [B, S, N], `slot_facts` first, to existence logits [B, S]."""
+        facts = facts.detach().float()
+        level = facts[..., 0]  # [B, S]
+        share = 10 ** level[..., None]
+        # a slot at the floor of the levels is as none: it does not matter whether it was decoded
+        each = self.inner(facts) * (level[..., None] > EMPTY_LEVEL)  # [B, S, width]
+        weaker = (level[:, :, None] > level[:, None, :]).to(each)  # [B, S, other]
+        beside = [weaker.transpose(1, 2) @ each, weaker @ each]
         together = (share * each).sum(1, keepdim=True).expand_as(each)
-        greatest = (share.sqrt() * each).amax(1, keepdim=True).expand_as(each)
-        logits: Tensor = self.outer(torch.cat([each, together, greatest], -1))
+        greatest = (share.sqrt() * each).amax(1, keepdim=True).clamp(min=0).expand_as(each)
+        logits: Tensor = self.outer(torch.cat([each, *beside, together, greatest], -1))
         return logits.squeeze(-1)
 
 
@@ -202,5 +213,5 @@ def _down(narrow: int, wide: int, stride: tuple[int, int]) -> nn.Sequential:
 
 
 def _log_level(share: Tensor) -> Tensor:
-    """A share of energy in units of 10 dB, at least -60 dB."""
-    return torch.log10(share + 1e-6)
+    """A share of energy in units of 10 dB, at least `FLOOR_LEVEL`."""
+    return torch.log10(share + 10**FLOOR_LEVEL)

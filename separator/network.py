@@ -150,7 +150,7 @@ class SeparationNetwork(nn.Module):
         self.seed = nn.Linear(width, width)
         self.decoder = SlotDecoder(width, config.embedding)
         self.presence = nn.Linear(N_FACTS, 1)
-        self.existence = ExistenceHead(width)
+        self.existence = ExistenceHead()
         with torch.no_grad():  # a slot that claimed less than a hundredth fades out
             self.presence.weight.copy_(torch.tensor([[0.0, 3.0, 0.0, 0.0, 0.0, 0.0]]))
             self.presence.bias.fill_(6.0)
@@ -187,7 +187,7 @@ class SeparationNetwork(nn.Module):
             facts = slot_facts(shares[:, :-1], weights)
         attn = nn.functional.normalize(out.attn.float(), p=1, dim=2)  # vanilla's sums to one over slots
         search = search_facts(attn, claims.float(), first, shares[:, :-1], weights)
-        existence = self.existence(slots, torch.cat([facts, search], -1))
+        existence = self.existence(torch.cat([facts, search], -1))
         found = Decomposition(masks[:, :-1], masks[:, -1], existence, out.attn, out.evidence, grid)
         if sources is not None:
             true = _cell_shares(self._band_power(sources), grid)  # [B, K, K, M, cell]

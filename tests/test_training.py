@@ -135,14 +135,13 @@ def test_state_of_another_network_is_not_taken(tmp_path: Path) -> None:
 
 
 def planted(n: int) -> SlotSet:
-    """Slots whose first feature says whether they exist."""
+    """Slots of which the third fact says whether they exist."""
     generator = torch.Generator().manual_seed(0)
     exists = (torch.rand(n, 4, generator=generator) < 0.5).float()
-    slots = torch.randn(n, 4, 16, generator=generator)
-    slots[..., 0] = 4 * exists - 2
-    facts = torch.zeros(n, 4, 9)
-    facts[..., :2] = -0.6
-    return SlotSet(slots, facts, exists, torch.ones(n, 4))
+    facts = torch.randn(n, 4, 9, generator=generator)
+    facts[..., :2] = -torch.rand(n, 4, 2, generator=generator)
+    facts[..., 2] = 4 * exists - 2
+    return SlotSet(facts, exists, torch.ones(n, 4))
 
 
 def test_heads_count_what_slots_show_and_miss_no_more_than_allowed() -> None:
