@@ -14,7 +14,8 @@ ORDER = [
     *("errors", "attention", "audio", "stems", "stft", "masks", "layers", "network", "checkpoint"),
     *("rendering", "segments", "separate", "plot", "metrics", "bsseval", "baselines"),
     *("losses", "fuss", "fuss_protocol", "datasets", "training", "calibration"),
-    *("evaluation", "report", "cli", "web"),
+    *("evaluation", "report", "cli"),
+    *("web_pictures", "web_jobs", "web_mix", "web_style", "web", "web_server"),
 ]
 
 
