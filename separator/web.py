@@ -182,7 +182,7 @@ def _mix_tab(models: Mapping[str, str | Path]) -> None:
                 with gr.Row():
                     rows += [
                         gr.Dropdown([*sounds, NO_SOUND], value=sound, label=f"Sound {k + 1}", min_width=120),
-                        gr.Slider(-30, 0, value=level_db, step=1, label="Level, dB", min_width=140),
+                        gr.Slider(-30, 0, value=level_db, step=1, label="dB", min_width=140),
                     ]
             n_slots, model = _options(models)
             start = gr.Button("Mix and separate", variant="primary", elem_id="mix")

@@ -42,8 +42,10 @@ def check_limits(path: Path, limits: Limits) -> None:
     """Refuse a file that is too large or lasts too long, before any work.
 
     Raises:
-        SeparatorError: it is, or it cannot be read.
+        SeparatorError: it is, it has been deleted, or it cannot be read.
     """
+    if not path.is_file():
+        raise SeparatorError(f"{path} has been deleted, its time was over; hand it over again")
     remedy = "shorten it, or use the command `separate`"
     megabytes = path.stat().st_size / 1e6
     if megabytes > limits.max_megabytes:

@@ -8,7 +8,9 @@ CSS = """
 .gradio-container { max-width: 1180px !important; margin: 0 auto !important; }
 .intro h1 { font-size: 2rem; line-height: 1.15; margin: .75rem 0 .4rem; letter-spacing: -.02em; }
 .intro p { font-size: 1.05rem; max-width: 44rem; margin: 0 0 .5rem; color: var(--body-text-color-subdued); }
-.small { padding: 0 !important; }
+.html-container { padding: 0 !important; }
+.dark { --color-accent: #38bdf8; }
+.timestamps time { color: var(--body-text-color-subdued) !important; }
 .small p { font-size: .85rem; margin: 0; color: var(--body-text-color-subdued); }
 .status { min-height: 7rem; border-radius: var(--radius-lg); }
 .status .hint { padding: 2rem 1rem; text-align: center; color: var(--body-text-color-subdued);
@@ -68,6 +70,6 @@ def page_theme() -> gr.themes.Base:
         button_primary_background_fill="*primary_700",
         button_primary_background_fill_hover="*primary_800",
         button_primary_background_fill_dark="*primary_700",
-        button_primary_background_fill_hover_dark="*primary_600",
+        button_primary_background_fill_hover_dark="*primary_800",
         color_accent="*primary_700",
     )

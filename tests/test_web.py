@@ -59,6 +59,11 @@ def test_what_is_too_long_or_too_large_is_refused_before_any_work(tmp_path):
     check_limits(path, Limits(max_seconds=3))
 
 
+def test_a_recording_that_was_deleted_in_the_meantime_is_asked_for_again(tmp_path):
+    with pytest.raises(SeparatorError, match=r"gone.wav has been deleted, its time was over"):
+        check_limits(tmp_path / "gone.wav", Limits())
+
+
 def test_an_error_is_the_command_s_own_line(tmp_path, capsys, monkeypatch, random_model):
     monkeypatch.chdir(tmp_path)
     Path("page.wav").write_text("<!doctype html><title>not a sound</title>")

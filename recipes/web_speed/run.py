@@ -84,7 +84,7 @@ def separate(client: Client, path: Path) -> list[str]:
 
 
 def clip_seconds(address: str) -> float:
-    """Median seconds from a client's call with the 10 s clip to the files on its disk, after one unmeasured."""
+    """Median seconds from the call with the 10 s clip to the files on disk, after one unmeasured call."""
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
         client = Client(address, verbose=False, download_files=folder)
