@@ -23,7 +23,8 @@ from gradio_client.exceptions import AppError
 
 from separator import Separator, SeparatorError, cli
 from separator.segments import Overview
-from separator.stems import write_audio
+from separator.separate import FileSeparation
+from separator.stems import Stem, write_audio
 from separator.web import EXAMPLES
 from separator.web_jobs import Limits, check_limits, one_line, run_job, summarise
 from separator.web_mix import PRESETS, SAMPLE_RATE, mix_sounds, sample_sounds, score_stems
@@ -32,6 +33,7 @@ from separator.web_pictures import (
     colour_evidence,
     colour_mixture,
     show_evidence,
+    show_headline,
     show_mixture,
     show_table,
 )
@@ -140,6 +142,39 @@ def test_every_picture_has_an_alternative_text_that_is_escaped():
     assert "a &quot;b&quot; &lt;c&gt;.wav" in page
     assert "after slot 1: 25 %" in page
     assert show_evidence(Overview(np.ones((2, 2)), np.ones((0, 2, 2)), None, 1.0, 16_000)) == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "gain_db", "said"),
+    [
+        (0, 0.0, "<h2>No sound found in &lt;a&gt;.wav</h2><p>1.5 s, 44.1 kHz, stereo. It is silent"),
+        (
+            1,
+            0.0,
+            "<h2>1 sound found in &lt;a&gt;.wav</h2><p>1.5 s, 44.1 kHz, stereo. The sounds and the residual",
+        ),
+        (
+            2,
+            -1.25,
+            "2 sounds found in &lt;a&gt;.wav</h2><p>1.5 s, 44.1 kHz, stereo. All stems are 1.2 dB quieter",
+        ),
+    ],
+)
+def test_the_headline_says_what_was_found_and_whether_the_stems_add_up(count, gain_db, said):
+    stem = Stem(Path("x.wav"), 1.0, -20.0)
+    result = FileSeparation(
+        Path("/folder/<a>.wav"),
+        sample_rate=44_100,
+        channels=2,
+        seconds=1.5,
+        gain_db=gain_db,
+        sources=(stem,) * count,
+        existence=(0.9,) * count,
+        residual=stem,
+        overview=planted_overview(),
+    )
+    assert said in show_headline(result)
+    assert "/folder" not in show_headline(result)
 
 
 def test_cells_of_a_table_are_escaped():
