@@ -40,6 +40,7 @@ from separator.web_pictures import (
 from separator.web_server import build_parser, main, start
 
 ROOT = Path(__file__).parents[1]
+PATIENT = {"timeout": 240}  # s, for a very busy machine
 
 # --- jobs
 
@@ -288,7 +289,12 @@ def test_the_command_serves_until_it_is_stopped_keeps_nothing_and_contacts_nobod
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
         try:
             assert f"http://127.0.0.1:{port}" in process.stdout.readline()
-            client = Client(f"http://127.0.0.1:{port}", verbose=False, download_files=str(tmp_path / "here"))
+            client = Client(
+                f"http://127.0.0.1:{port}",
+                verbose=False,
+                httpx_kwargs=PATIENT,
+                download_files=str(tmp_path / "here"),
+            )
             path = noise(tmp_path / "a.wav")
             client.predict(handle_file(str(path)), 2, api_name="/separate")
             (folder,) = tmp_path.glob("separate-demo-*")
@@ -334,7 +340,7 @@ def server(tmp_path_factory, random_model):
 
 @pytest.fixture
 def client(server, tmp_path):
-    return Client(server[0], verbose=False, download_files=str(tmp_path / "downloads"))
+    return Client(server[0], verbose=False, httpx_kwargs=PATIENT, download_files=str(tmp_path / "downloads"))
 
 
 def test_a_program_gets_what_the_api_gives(client, tmp_path, random_model):
@@ -364,7 +370,9 @@ def test_ten_programs_at_once_each_get_their_own_answer(server, tmp_path, random
     paths = [noise(tmp_path / f"visitor{k}.wav", seconds=0.3 + 0.05 * k, seed=k) for k in range(10)]
 
     def ask(path: Path) -> list[bytes]:
-        client = Client(server[0], verbose=False, download_files=str(tmp_path / path.stem))
+        client = Client(
+            server[0], verbose=False, httpx_kwargs=PATIENT, download_files=str(tmp_path / path.stem)
+        )
         _, files, _ = client.predict(handle_file(str(path)), n_slots=2, api_name="/separate")
         return [Path(f).read_bytes() for f in files[:3]]
 
@@ -470,7 +478,7 @@ def test_files_go_when_their_time_is_over(tmp_path, random_model, monkeypatch):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(folder))
     page = start(Limits(keep_minutes=1 / 6), random_model, port=free_port())
     try:
-        client = Client(page.local_url, verbose=False, download_files=False)
+        client = Client(page.local_url, verbose=False, httpx_kwargs=PATIENT, download_files=False)
         client.predict(handle_file(str(noise(tmp_path / "a.wav"))), n_slots=2, api_name="/separate")
         assert len(files_of_visitors(folder)) >= 5  # recording, two sources, residual, picture, zip
         deadline = time.monotonic() + 40

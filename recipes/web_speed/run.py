@@ -35,6 +35,7 @@ SHORT_SECONDS = 2  # where the length does not matter
 REPEATS = 3
 RUNS = (5, 50)  # separations before memory is read
 VISITORS = 10
+TIMEOUT_SECONDS = 300
 
 
 def main() -> None:
@@ -93,6 +94,12 @@ def short_clips(folder: Path) -> list[Path]:
     return paths
 
 
+def connect(address: str, folder: Path | str) -> Client:
+    """A client that puts files into ``folder`` and waits as long as it takes."""
+    options = {"timeout": TIMEOUT_SECONDS}
+    return Client(address, verbose=False, download_files=str(folder), httpx_kwargs=options)
+
+
 def separate(client: Client, path: Path) -> list[str]:
     """Files of a separation."""
     return client.predict(handle_file(str(path)), api_name="/separate")[1]
@@ -102,7 +109,7 @@ def clip_seconds(address: str) -> float:
     """Median seconds from the call with the 10 s clip to the files on disk, after one unmeasured call."""
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
-        client = Client(address, verbose=False, download_files=folder)
+        client = connect(address, folder)
         for _ in range(REPEATS + 1):
             started = time.perf_counter()
             separate(client, CLIP)
@@ -115,7 +122,7 @@ def many_visitors(address: str, clips: list[Path]) -> dict[str, float]:
     paths = list(islice(cycle(clips), VISITORS))
     with tempfile.TemporaryDirectory() as folder:
         places = [Path(folder) / str(k) for k in range(VISITORS)]
-        clients = [Client(address, verbose=False, download_files=str(place)) for place in places]
+        clients = [connect(address, place) for place in places]
         started = time.perf_counter()
         with ThreadPoolExecutor(VISITORS) as pool:
             answers = list(pool.map(separate, clients, paths))
@@ -138,7 +145,7 @@ def memory_mib(process: psutil.Process, address: str, clips: list[Path]) -> dict
     """Resident memory of the server after so many separations of the clips in turn."""
     memory = {}
     with tempfile.TemporaryDirectory() as folder:
-        client = Client(address, verbose=False, download_files=folder)
+        client = connect(address, folder)
         for count, path in enumerate(islice(cycle(clips), max(RUNS)), start=1):
             separate(client, path)
             if count in RUNS:
