@@ -3,6 +3,7 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # the page's client would tell that it was started
 
 from collections.abc import Callable
 from pathlib import Path

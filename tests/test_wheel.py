@@ -24,7 +24,7 @@ def tree(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tree")
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, folder)
-    for name in ("separator", "models"):
+    for name in ("separator", "models", "data/samples"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "models" / "planted").mkdir()
     (folder / "models" / "planted" / "model.safetensors").write_bytes(b"weights")
@@ -48,6 +48,12 @@ def test_every_file_of_the_models_is_in_the_wheel(tree, names):
     ]
     assert "planted/model.safetensors" in models
     assert {f"separator/_models/{name}" for name in models} <= set(names)
+
+
+def test_the_samples_are_in_the_wheel(names):
+    sources = (ROOT / "data/samples").glob("*_sources/*.flac")
+    samples = [path.relative_to(ROOT / "data/samples").as_posix() for path in sources]
+    assert {"separator/_samples/mix3.wav", *(f"separator/_samples/{name}" for name in samples)} <= set(names)
 
 
 def test_the_type_marker_and_every_module_are_in_the_wheel(tree, names):
