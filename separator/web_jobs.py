@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from separator.audio import inspect_audio
 from separator.errors import SeparatorError
-from separator.stems import PICTURE, Stem
+from separator.naming import StemNames
+from separator.writing import Stem
 
 if TYPE_CHECKING:
     from separator.separate import FileSeparation, Separator
@@ -82,7 +83,7 @@ def run_job(
 
     try:
         result = separator.separate_file(path, folder, n_slots, progress=report)
-        picture = result.residual.file.with_name(PICTURE)
+        picture = StemNames(path, folder).picture
         save_picture(result.overview, picture)
         files = (*(stem.file for stem in result.sources), result.residual.file, picture)
         archive = folder / f"{picture.parent.name}.zip"

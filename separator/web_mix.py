@@ -11,7 +11,7 @@ from torch import Tensor
 from separator.audio import read_audio, resample
 from separator.errors import SeparatorError
 from separator.metrics import match_strict
-from separator.stems import Stem, write_audio
+from separator.writing import Stem, write_audio
 
 SAMPLE_RATE = 16_000  # of the mixture, Hz
 PEAK = 0.9  # of the mixture, or of a sound that exceeds it

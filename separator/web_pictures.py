@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from separator.segments import FloatArray, Overview
 from separator.separate import FileSeparation
-from separator.stems import Stem
+from separator.writing import Stem
 
 RANGE_DB = 60.0  # below the mixture's peak; quieter is black
 # told apart by the colour-blind too (after Okabe and Ito, "Color universal design", 2008), on black and white

@@ -42,9 +42,7 @@ def test_imports_go_one_way(path):
         return
     assert module in ORDER, f"give {module} its place in ORDER"
     for name in imported(path) & set(ORDER):
-        assert ORDER.index(name) < ORDER.index(module) or name == module, (
-            f"{module} imports {name}"
-        )
+        assert ORDER.index(name) < ORDER.index(module) or name == module, f"{module} imports {name}"
 
 
 def test_importing_the_package_imports_nothing_heavy():
