@@ -24,7 +24,6 @@ from gradio_client.exceptions import AppError
 from separator import Separator, SeparatorError, cli
 from separator.segments import Overview
 from separator.separate import FileSeparation
-from separator.stems import Stem, write_audio
 from separator.web import EXAMPLES
 from separator.web_jobs import Limits, check_limits, one_line, run_job, summarise
 from separator.web_mix import PRESETS, SAMPLE_RATE, mix_sounds, sample_sounds, score_stems
@@ -38,6 +37,7 @@ from separator.web_pictures import (
     show_table,
 )
 from separator.web_server import build_parser, main, start
+from separator.writing import Stem, write_audio
 
 ROOT = Path(__file__).parents[1]
 PATIENT = {"timeout": 240}  # s, for a very busy machine
