@@ -12,7 +12,7 @@ import os
 import platform
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -301,6 +301,20 @@ def load_state(state: TrainingState, directory: Path) -> None:
         if values:
             state.optimizer.state[parameter] = values
     state.step = saved["step"]
+
+
+def mean_weights(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Mean of networks' state dicts; what is counted, not weighed, is the last one's.
+
+    Checkpoints of one run lie in one basin, and their mean is often better than each (Wortsman et al., "Model
+    soups", 2022).
+    """
+    return {
+        name: torch.stack([state[name] for state in states]).mean(0)
+        if last.dtype.is_floating_point
+        else last.clone()
+        for name, last in states[-1].items()
+    }
 
 
 def environment() -> dict[str, Any]:

@@ -19,7 +19,13 @@ from separator.errors import SeparatorError
 from separator.inputs import Input
 from separator.jobs import Task, separate_files
 
-MODULE = "import sys; from separator.cli import main; sys.exit(main())"
+# shells start background jobs with SIGINT ignored, and children inherit that
+MODULE = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from separator.cli import main
+sys.exit(main())
+"""
 
 
 @pytest.fixture

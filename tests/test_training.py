@@ -18,7 +18,15 @@ from separator.calibration import (
     probabilities,
 )
 from separator.errors import SeparatorError
-from separator.training import TrainingConfig, learning_rate_factor, load_state, new_state, read_recipe, train
+from separator.training import (
+    TrainingConfig,
+    learning_rate_factor,
+    load_state,
+    mean_weights,
+    new_state,
+    read_recipe,
+    train,
+)
 
 RECIPE: dict[str, Any] = {
     "network": {"widths": [4, 6, 8, 16], "n_context": 1, "embedding": 8},
@@ -132,6 +140,16 @@ def test_state_of_another_network_is_not_taken(tmp_path: Path) -> None:
     other = {**RECIPE, "network": {**RECIPE["network"], "embedding": 4}}
     with pytest.raises(RuntimeError, match="size mismatch"):
         load_state(new_state(TrainingConfig.from_dict(other)), tmp_path / "run")
+
+
+def test_mean_weights_lie_between_and_counters_are_the_last_one_s() -> None:
+    states = [
+        {"w": torch.tensor([0.0, 4.0]), "n": torch.tensor(1)},
+        {"w": torch.ones(2), "n": torch.tensor(3)},
+    ]
+    mean = mean_weights(states)
+    assert mean["w"].tolist() == [0.5, 2.5]
+    assert mean["n"].item() == 3
 
 
 def planted(n: int) -> SlotSet:

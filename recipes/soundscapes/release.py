@@ -1,6 +1,6 @@
 """Fit the existence head of a trained run and write the run's averaged weights as a model folder.
 
-python recipes/soundscapes/release.py [--run DIR] [--model DIR] [--bank DIR] [--mixtures DIR]
+python recipes/soundscapes/release.py [--run DIR ...] [--model DIR] [--bank DIR] [--mixtures DIR]
 """
 
 import argparse
@@ -17,6 +17,7 @@ from separator.training import (
     TrainingConfig,
     fixed_mixtures,
     load_state,
+    mean_weights,
     mixing_config,
     new_state,
     read_recipe,
@@ -32,7 +33,12 @@ def main() -> None:
     )
     parser.add_argument("recipe", type=Path, nargs="?", default=HERE / "recipe.toml")
     parser.add_argument("--mechanism", help="slot attention mechanism (default: the recipe's)")
-    parser.add_argument("--run", type=Path, help="run folder (default: runs/<recipe name> beside the recipe)")
+    parser.add_argument(
+        "--run",
+        type=Path,
+        nargs="+",
+        help="run folder (default: runs/<recipe name> beside the recipe); of several the mean is taken",
+    )
     parser.add_argument("--bank", type=Path, default=HERE.parents[1] / "data/soundscapes/bank")
     parser.add_argument("--mixtures", type=Path, default=HERE.parents[1] / "data/soundscapes/mixtures")
     parser.add_argument("--limit", type=int, help="calibrate on about this many mixtures only")
@@ -40,8 +46,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     name, recipe = read_recipe(arguments.recipe, arguments.mechanism)
-    state = new_state(TrainingConfig.from_dict(recipe))
-    load_state(state, arguments.run or HERE / "runs" / name)
+    states = []
+    for folder in arguments.run or [HERE / "runs" / name]:
+        states.append(new_state(TrainingConfig.from_dict(recipe)))
+        load_state(states[-1], folder)
     settings = dict(recipe.get("calibration", {}))
     mixing = mixing_config(settings.pop("mixing", {}))
     calibration = CalibrationConfig(**settings)
@@ -49,11 +57,12 @@ def main() -> None:
     unheard = read_fuss_examples(arguments.mixtures, "validation")
     if arguments.limit:
         unheard = unheard[:: max(1, len(unheard) // arguments.limit)]
-    network = state.average
+    network = states[-1].average
+    network.load_state_dict(mean_weights([state.average.state_dict() for state in states]))
     network.config, accuracy = calibrate(
         network, heard, (example.sources for example in unheard), calibration
     )
-    facts = {"steps": state.step, "count_accuracy_validation": round(accuracy, 4)}
+    facts = {"steps": states[-1].step, "count_accuracy_validation": round(accuracy, 4)}
     save_model(network, arguments.model, {"training": facts})
     print(json.dumps({"model": str(arguments.model), "min_existence": network.config.min_existence, **facts}))
 
