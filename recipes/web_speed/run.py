@@ -68,19 +68,20 @@ def serving() -> Iterator[tuple[psutil.Process, str, float]]:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
+        page.set_default_timeout(1000 * TIMEOUT_SECONDS)
         started = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        process.stdout.readline()  # it says where it is once it answers
-        page.goto(address)
-        page.get_by_role("button", name="Separate", exact=True).wait_for()
-        ready_seconds = round(time.perf_counter() - started, 2)
-        browser.close()
-    try:
-        yield psutil.Process(process.pid), address, ready_seconds
-    finally:
-        process.terminate()
-        process.wait()
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()  # it says where it is once it answers
+            page.goto(address)
+            page.get_by_role("button", name="Separate", exact=True).wait_for()
+            ready_seconds = round(time.perf_counter() - started, 2)
+            browser.close()
+            yield psutil.Process(process.pid), address, ready_seconds
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def short_clips(folder: Path) -> list[Path]:
