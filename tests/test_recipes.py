@@ -113,8 +113,9 @@ def test_readme_tables_are_those_of_the_results() -> None:
     assert stale_tables(tables.README, {"all": tables.tables()["all"]}) == []
 
 
-def test_speed_table_is_that_of_the_results() -> None:
-    script = load_script("separate_speed", "run")
+@pytest.mark.parametrize("recipe", ["separate_speed", "web_speed"])
+def test_speed_table_is_that_of_the_results(recipe: str) -> None:
+    script = load_script(recipe, "run")
     record = json.loads((script.HERE / "results/speed.json").read_text())
     assert stale_tables(script.HERE / "README.md", {"speed": script.table(record)}) == []
 
