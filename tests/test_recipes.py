@@ -126,6 +126,12 @@ def test_a_long_file_is_measured() -> None:
     assert 0 < found["peak_memory_mib"] < 1200
 
 
+def test_page_speed_table_is_that_of_the_results() -> None:
+    script = load_script("web_speed", "run")
+    record = json.loads((script.HERE / "results/speed.json").read_text())
+    assert stale_tables(script.HERE / "README.md", {"speed": script.table(record)}) == []
+
+
 def test_shipped_model_is_the_recipe_s() -> None:
     values = tomllib.loads((SOUNDSCAPES / "recipe.toml").read_text())
     config = TrainingConfig.from_dict(values)
