@@ -7,7 +7,7 @@ Low bins are bands of their own, higher ones are merged ever wider, so that half
 nothing. Tokens are cells of `BANDS_PER_TOKEN` bands by `FRAMES_PER_TOKEN` frames. A slot starts at the
 strongest token that is not explained yet, gathers what belongs to it by attention, and is decoded into one
 query per token; its logit at a bin is the dot product of that query and the bin's embedding. Masks are the
-softmax of the slots' logits and of a residual logit of zero, so the masks of slots and residual sum to one.
+softmax of the slots' logits and of `RESIDUAL_LOGIT`, so the masks of slots and residual sum to one.
 While slots are still being found, the *claim* of a slot (the sigmoid of its logits, pooled to the tokens)
 depletes the evidence of the next.
 

@@ -55,6 +55,8 @@ def test_state_dicts_load_both_ways(method):
         for parameter in theirs.parameters():
             parameter.add_(0.1)
     ours.load_state_dict(theirs.state_dict(), strict=True)
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], value)
     theirs.load_state_dict(ours.state_dict(), strict=True)
 
 

@@ -142,6 +142,8 @@ def test_every_rate_that_mp3_claims_is_written(tmp_path, rate):
     with AudioWriter(tmp_path / "a.mp3", rate, (2, 9), Coding("mp3", "MPEG_LAYER_III")) as writer:
         writer.write(noise(2, 9))
         writer.finish()
+        writer.publish(tmp_path / "a.mp3")
+    assert soundfile.info(tmp_path / "a.mp3").samplerate == rate
 
 
 def test_lossy_formats_say_so(tmp_path, random_model):

@@ -30,8 +30,9 @@ EVIDENCE_GREEDY = "evidence_greedy"
 LOG_FLOOR = 1e-6
 
 Claim = Callable[[Tensor], Tensor]
-Seed = Callable[[Tensor], Tensor]
 """Maps a finished slot [B, D] to the share in [0, 1] of every token that it takes, [B, L]."""
+Seed = Callable[[Tensor], Tensor]
+"""Maps the evidence [B, L] that is left to what is added to the start [B, D] of the next slot."""
 
 
 class EvidenceDepletionSlotAttention(SequentialLoop):
