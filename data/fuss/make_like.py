@@ -15,7 +15,6 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 
 import joblib
@@ -48,7 +47,7 @@ BACKGROUND_CLASSES = (AMBIENCE, "vehicles_mechanical")
 LEVEL_RANGE_DB = (-5.0, 25.0)  # a foreground to the background, over the time it is active
 MIXTURE_RMS_DB = (-30.0, -18.0)
 MAX_PEAK = 0.9
-CHUNK = 20  # examples a worker makes at a time
+CHUNK = 50  # examples a worker makes at a time
 SETTINGS = "fuss_like.json"
 
 
@@ -132,9 +131,13 @@ def mix(sources: Sequence[Samples], level_db: float) -> tuple[Samples, list[Samp
 
 
 def make_example(
-    bank: Bank, output: Path, versions: Sequence[str], key: tuple[int, str, int], responses: Path | None
+    bank: Bank,
+    output: Path,
+    versions: Sequence[str],
+    key: tuple[int, str, int],
+    measured: Sequence[tuple[Samples, ...]],
 ) -> None:
-    """Write the versions of the example of ``key``: seed, split, number. What is complete is left as it is."""
+    """Write the versions of the example of ``key`` (seed, split, number) that are not complete yet."""
     seed, split, number = key
     wanted = [version for version in versions if not _mixture_path(output / version, split, number).exists()]
     if not wanted:
@@ -147,7 +150,7 @@ def make_example(
         stems = sources
         if version == "ssdata_reverb":
             rng = np.random.default_rng([*place, 1])
-            stems = reverberate(sources, draw_responses(len(sources), rng, _measured(responses)))
+            stems = reverberate(sources, draw_responses(len(sources), rng, measured))
         _write(_mixture_path(output / version, split, number), *mix(stems, level_db))
 
 
@@ -168,8 +171,7 @@ def make_like(
     """
     for split in counts:
         Bank(bank, SPLITS[split])
-    if responses is not None:
-        read_responses(responses)
+    measured = [] if responses is None else read_responses(responses)
     _check_settings(output, _settings(bank, seed, responses))
     chunks = [
         (split, range(start, min(start + CHUNK, count)))
@@ -179,7 +181,7 @@ def make_like(
     work = joblib.delayed(_make_chunk)
     parallel = joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")
     progress, done = Counter("examples"), 0
-    for made in parallel(work(bank, output, versions, seed, *chunk, responses) for chunk in chunks):
+    for made in parallel(work(bank, output, versions, seed, *chunk, measured) for chunk in chunks):
         done += made
         progress(done, sum(counts.values()))
     for version in versions:
@@ -195,22 +197,13 @@ def _make_chunk(
     seed: int,
     split: str,
     numbers: range,
-    responses: Path | None,
+    measured: Sequence[tuple[Samples, ...]],
 ) -> int:
     torch.set_num_threads(1)
+    clips = Bank(bank, SPLITS[split])
     for number in numbers:
-        make_example(_bank(bank, SPLITS[split]), output, versions, (seed, split, number), responses)
+        make_example(clips, output, versions, (seed, split, number), measured)
     return len(numbers)
-
-
-@cache
-def _bank(directory: Path, split: str) -> Bank:
-    return Bank(directory, split)
-
-
-@cache
-def _measured(directory: Path | None) -> Sequence[tuple[Samples, ...]]:
-    return () if directory is None else read_responses(directory)
 
 
 def _mixture_path(root: Path, split: str, number: int) -> Path:
