@@ -31,6 +31,7 @@ from separator.metrics import is_active
 SAMPLE_RATE = 16_000
 N_SAMPLES = 10 * SAMPLE_RATE
 MAX_SOURCES = 4
+AUDIO_SUFFIXES = (".wav", ".flac")  # of what a folder of sources or estimates holds
 FUSS_SPLITS = {"train": 20_000, "validation": 1_000, "eval": 1_000}  # examples of the original
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -53,9 +54,12 @@ class Example:
 
 @dataclass(frozen=True)
 class _Entry:
-    mixture: Path
+    mixture: Path | None
+    """None where the mixture is the sum of the sources alone."""
     sources: tuple[Path, ...]
-    package_heldout: bool | None
+    package_heldout: bool | None = None
+    name: str = ""
+    """Of the mixture's file, where there is one."""
 
 
 class FussExamples(Sequence[Example]):
@@ -89,7 +93,7 @@ class FussExamples(Sequence[Example]):
         found = example.sample_rate, example.mixture.shape[0]
         wanted = self._sample_rate or found[0], self._n_samples or found[1]
         if found != wanted:
-            raise SeparatorError(f"{entry.mixture} {_is_not(*found, *wanted)}")
+            raise SeparatorError(f"{entry.mixture or example.name} {_is_not(*found, *wanted)}")
         return example
 
 
@@ -151,6 +155,27 @@ def read_fuss_examples(
     flags = _read_flags(root / f"{split}_examples.csv")
     entries = [_Entry(mixture, sources, flags.get(mixture.stem)) for mixture, sources in pairs]
     return FussExamples(entries, sample_rate, n_samples)
+
+
+def read_source_folders(directory: str | Path) -> FussExamples:
+    """List the folders of ``directory`` as examples: the sound files of a folder are its sources.
+
+    A folder's name, less ``_sources`` at its end, is the example's; the mixture is the sum of the sources.
+
+    Raises:
+        SeparatorError: there is no such folder, or none in it, or one without a sound file.
+    """
+    root = Path(directory)
+    folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    if not folders:
+        raise SeparatorError(f"{root} has no folders of sources; expected {root}/EXAMPLE/*.wav")
+    entries = []
+    for folder in folders:
+        sources = sorted(path for path in folder.iterdir() if path.suffix.lower() in AUDIO_SUFFIXES)
+        if not sources:
+            raise SeparatorError(f"{folder} holds no sound file ({', '.join(AUDIO_SUFFIXES)})")
+        entries.append(_Entry(None, tuple(sources), name=folder.name.removesuffix("_sources")))
+    return FussExamples(entries)
 
 
 def check_fuss_split(
@@ -272,21 +297,24 @@ def _read_flags(table: Path) -> dict[str, bool]:
 
 
 def _read_example(entry: _Entry) -> Example:
-    mixture, sample_rate = _read_mono(entry.mixture)
+    first = entry.mixture or entry.sources[0]
+    mixture, sample_rate = _read_mono(first)
     waveforms = []
     for path in entry.sources:
-        source, source_rate = _read_mono(path)
+        source, source_rate = (mixture, sample_rate) if path == first else _read_mono(path)
         if source_rate != sample_rate or source.shape != mixture.shape:
+            what = "the mixture" if entry.mixture else first.name
             raise SeparatorError(
-                f"{path.name} of {entry.mixture.name} has {source.shape[0]} samples at {source_rate} Hz, "
-                f"the mixture {mixture.shape[0]} at {sample_rate} Hz; a source must be as long as its mixture"
+                f"{path.name} of {first.name if entry.mixture else entry.name} has {source.shape[0]} samples "
+                f"at {source_rate} Hz, {what} {mixture.shape[0]} at {sample_rate} Hz; "
+                "a source must be as long as its mixture"
             )
         waveforms.append(source)
     sources = torch.stack(waveforms) if waveforms else mixture.new_zeros(0, mixture.shape[0])
     active = is_active(sources)
     return Example(
-        entry.mixture.stem,
-        mixture,
+        entry.mixture.stem if entry.mixture else entry.name,
+        mixture if entry.mixture else sources.sum(0),
         sources[active],
         sample_rate,
         entry.package_heldout,
