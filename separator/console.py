@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ERASE = "\r\033[K"
 REDRAW_SECONDS = 0.1
+COUNT_SECONDS = 2.0  # between two lines of a counter
 LEAST_SHARE = 0.01  # of the work, from which on the time left can be told
 
 
@@ -122,6 +123,26 @@ class Progress:
         n_files = len(self.paths)
         which = f"file {min(n_done + 1, n_files)} of {n_files}, " if n_files > 1 else ""
         return f"{which}{100 * share:3.0f} %{left}  {self.paths[index].name}"
+
+
+class Counter:
+    """Progress of long work in a script: now and then a line on stderr with the count and the time left."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self._started = self._said_at = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Note that ``done`` of ``total`` are done."""
+        now = time.monotonic()
+        if done < total and (done == 0 or now - self._said_at < COUNT_SECONDS):
+            return
+        self._said_at = now
+        seconds = now - self._started
+        tail = (
+            f"{duration(seconds)}" if done >= total else f"{duration(seconds / done * (total - done))} left"
+        )
+        print(f"{self.label}: {done}/{total}, {tail}", file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

@@ -7,16 +7,15 @@ sounding source enters the count confusion alone.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
+import joblib
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from separator import baselines
 from separator.bsseval import BssEval, bsseval
 from separator.errors import SeparatorError
 from separator.fuss import Example
@@ -30,31 +29,13 @@ from separator.metrics import (
     match_known_count,
     match_strict,
     peak_overlap,
+    si_sdr,
     statistic,
 )
+from separator.outputs import Array, BaselineOutputs, OutputsFunction, SlotOutputs
 
-Array = Tensor | npt.NDArray[Any]
-
-
-class SlotOutputs(NamedTuple):
-    """What a separator made of one mono mixture: every slot's output and which of them it calls sources."""
-
-    estimates: Array
-    """(slot, time), all slots, called or not."""
-    existence: Array
-    """(slot,), probability that the slot is a source."""
-    min_existence: float
-    """A slot is called a source when its existence is at least this."""
-    residual: Array | None = None
-    """(time), what no slot took; slots that are not called are not in it. Estimates + residual = mixture."""
-    masks: Array | None = None
-    """(slot, frequency, time) for the overlap metrics."""
-    attn: Array | None = None
-    """(slot, token) for the overlap metrics."""
-
-
-SeparateFunction = Callable[[npt.NDArray[np.float32], int], SlotOutputs]
 Progress = Callable[[int, int], None]
+CHUNK = 4  # examples a process takes at a time
 
 
 @dataclass(frozen=True)
@@ -67,6 +48,10 @@ class ExampleScore:
     package_heldout: bool | None
     known_count: float = math.nan
     strict: float = math.nan
+    before: tuple[float, ...] = ()
+    """SI-SDR of the mixture against each source; +100 dB for a single one."""
+    improvements: tuple[float, ...] = ()
+    """SI-SDRi of each source with known count."""
     fuss: FussScore | None = None
     fuss_called: FussScore | None = None
     inactive_db: float = math.nan
@@ -77,31 +62,24 @@ class ExampleScore:
 
 
 def evaluate(
-    separate: SeparateFunction,
+    run: OutputsFunction,
     examples: Sequence[Example],
     *,
     zero_mean: bool = False,
     bsseval_examples: int = 0,
+    n_jobs: int = 1,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Run ``separate(mixture, sample_rate)`` on every example and report all metrics.
-
-    Args:
-        separate: returns the outputs for a float32 mixture (time).
-        examples: from ``read_fuss_examples`` or made in memory.
-        zero_mean: the convention of SI-SDR; the report repeats it. The FUSS numbers never remove means.
-        bsseval_examples: how many examples, drawn with a fixed seed, also get BSSEval v4 (seconds each).
-        progress: called with (done, total) after each example.
-
-    Returns:
-        ``settings``, ``all`` and, where examples say so, ``package_heldout`` and ``package_seen``: see
-        ``summarise``.
-    """
-
-    def run(example: Example) -> SlotOutputs:
-        return separate(example.sources.sum(0).numpy(), example.sample_rate)
-
-    return _evaluate(run, examples, zero_mean, bsseval_examples, progress)
+    """Score what ``run`` makes of every example (``score_examples``) and report it (``make_report``)."""
+    scores = score_examples(
+        run,
+        examples,
+        zero_mean=zero_mean,
+        bsseval_examples=bsseval_examples,
+        n_jobs=n_jobs,
+        progress=progress,
+    )
+    return make_report(scores, zero_mean=zero_mean)
 
 
 def evaluate_baselines(
@@ -115,22 +93,62 @@ def evaluate_baselines(
 ) -> dict[str, dict[str, Any]]:
     """Evaluate the ``methods`` by name, each as ``evaluate`` does; ``limits`` caps the examples of a method.
 
-    ``mixture`` and ``hpss`` call all their outputs (1 and 2) sources; ``nmf``, ``irm`` and ``ibm`` are
-    oracles with one output a true source. A limited method is evaluated on a subset drawn with a fixed seed.
+    A limited method is evaluated on a subset drawn with a fixed seed.
 
     Raises:
         SeparatorError: a method is unknown.
     """
-    unknown = sorted({*methods, *(limits or {})} - set(_BASELINES))
-    if unknown:
-        raise SeparatorError(f"unknown baselines {', '.join(unknown)}; there are {', '.join(_BASELINES)}")
+    runs = {name: BaselineOutputs(name) for name in (*methods, *(limits or {}))}
     reports = {}
     for method in methods:
         limit = (limits or {}).get(method, len(examples))
         chosen = [examples[i] for i in _subset(len(examples), limit)] if limit < len(examples) else examples
         report = (lambda done, total, name=method: progress(name, done, total)) if progress else None
-        reports[method] = _evaluate(_BASELINES[method], chosen, zero_mean, bsseval_examples, report)
+        reports[method] = evaluate(
+            runs[method], chosen, zero_mean=zero_mean, bsseval_examples=bsseval_examples, progress=report
+        )
     return reports
+
+
+def score_examples(
+    run: OutputsFunction,
+    examples: Sequence[Example],
+    *,
+    zero_mean: bool = False,
+    bsseval_examples: int = 0,
+    n_jobs: int = 1,
+    progress: Progress | None = None,
+) -> list[ExampleScore]:
+    """Score what ``run`` makes of every example, in their order.
+
+    Args:
+        run: gives the outputs for an example, such as those of `separator.outputs`.
+        examples: from ``read_fuss_examples`` or made in memory.
+        zero_mean: the convention of SI-SDR. The FUSS numbers never remove means.
+        bsseval_examples: how many examples, drawn with a fixed seed, also get BSSEval v4 (seconds each).
+        n_jobs: processes of one thread each; from 2 on ``run`` must be picklable.
+        progress: called with (done, total) now and then.
+    """
+    chosen = set(_subset(len(examples), bsseval_examples))
+    if n_jobs == 1:
+        scores = []
+        for index in range(len(examples)):
+            scores += _score_some(run, [examples[index]], zero_mean, [index in chosen])
+            if progress:
+                progress(len(scores), len(examples))
+        return scores
+    parts = [range(start, min(start + CHUNK, len(examples))) for start in range(0, len(examples), CHUNK)]
+    work = joblib.delayed(_score_in_process)
+    tasks = (
+        work(run, examples[part.start : part.stop], zero_mean, [index in chosen for index in part])
+        for part in parts
+    )
+    scores = []
+    for some in joblib.Parallel(n_jobs=n_jobs, return_as="generator")(tasks):
+        scores += some
+        if progress:
+            progress(len(scores), len(examples))
+    return scores
 
 
 def score_example(
@@ -147,7 +165,8 @@ def score_example(
     strict = match_strict(estimates, sources, mixture, called, zero_mean=zero_mean)
     single = n_sources == 1
     total = estimates.sum(0) + (0 if outputs.residual is None else _tensor(outputs.residual))
-    aligned = estimates[known.outputs] * (known.outputs >= 0)[:, None] if with_bsseval else None
+    padded = torch.cat([estimates, torch.zeros_like(sources[:1])])  # silence for -1, a source without output
+    aligned = padded[known.outputs] if with_bsseval else None
     return ExampleScore(
         example.name,
         n_sources,
@@ -155,6 +174,8 @@ def score_example(
         example.package_heldout,
         known_count=(known.si_sdr if single else known.improvement).mean().item(),
         strict=(strict.si_sdr if single else strict.improvement).mean().item(),
+        before=tuple(si_sdr(mixture.expand_as(sources), sources, zero_mean=zero_mean).tolist()),
+        improvements=tuple(known.improvement.tolist()),
         fuss=fuss_score(estimates, sources),
         fuss_called=fuss_score(estimates * called[:, None], sources),
         inactive_db=_inactive_db(estimates, called, mixture),
@@ -163,6 +184,27 @@ def score_example(
         overlap=_overlaps(outputs, called, n_sources),
         bsseval=None if aligned is None else bsseval(aligned, sources, example.sample_rate),
     )
+
+
+def make_report(scores: Sequence[ExampleScore], *, zero_mean: bool = False) -> dict[str, Any]:
+    """``settings``, ``all`` and, where examples say so, ``package_heldout`` and ``package_seen``.
+
+    The settings repeat ``zero_mean``; the others are as in ``summarise``.
+    """
+    report: dict[str, Any] = {
+        "settings": {
+            "zero_mean": zero_mean,
+            "mixture": "sum of the sources",
+            "floor_db": FLOOR_DB,
+            "si_sdr_limit_db": SI_SDR_LIMIT_DB,
+        },
+        "all": summarise(scores),
+    }
+    for key, flag in (("package_heldout", True), ("package_seen", False)):
+        part = [score for score in scores if score.package_heldout is flag]
+        if part:
+            report[key] = summarise(part)
+    return report
 
 
 def summarise(scores: Sequence[ExampleScore]) -> dict[str, Any]:
@@ -202,36 +244,18 @@ def summarise(scores: Sequence[ExampleScore]) -> dict[str, Any]:
     }
 
 
-def _evaluate(
-    run: Callable[[Example], SlotOutputs],
-    examples: Sequence[Example],
-    zero_mean: bool,
-    bsseval_examples: int,
-    progress: Progress | None,
-) -> dict[str, Any]:
-    with_bsseval = set(_subset(len(examples), bsseval_examples))
-    scores = []
-    for index in range(len(examples)):
-        example = examples[index]
-        scores.append(
-            score_example(run(example), example, zero_mean=zero_mean, with_bsseval=index in with_bsseval)
-        )
-        if progress:
-            progress(index + 1, len(examples))
-    report: dict[str, Any] = {
-        "settings": {
-            "zero_mean": zero_mean,
-            "mixture": "sum of the sources",
-            "floor_db": FLOOR_DB,
-            "si_sdr_limit_db": SI_SDR_LIMIT_DB,
-        },
-        "all": summarise(scores),
-    }
-    for key, flag in (("package_heldout", True), ("package_seen", False)):
-        part = [score for score in scores if score.package_heldout is flag]
-        if part:
-            report[key] = summarise(part)
-    return report
+def _score_some(
+    run: OutputsFunction, examples: Iterable[Example], zero_mean: bool, with_bsseval: Sequence[bool]
+) -> list[ExampleScore]:
+    return [
+        score_example(run(example), example, zero_mean=zero_mean, with_bsseval=flag)
+        for example, flag in zip(examples, with_bsseval, strict=True)
+    ]
+
+
+def _score_in_process(*arguments: Any) -> list[ExampleScore]:
+    torch.set_num_threads(1)
+    return _score_some(*arguments)
 
 
 def _subset(total: int, wanted: int) -> list[int]:
@@ -306,25 +330,3 @@ def _summarise_bsseval(scores: Sequence[BssEval]) -> dict[str, Any] | None:
     for name in ("n_frames", "n_dropped_frames", "n_silent_sources", "n_silent_estimates"):
         report[name] = sum(getattr(score, name) for score in scores)
     return {"n_examples": len(scores), **report}
-
-
-def _all_called(estimates: Tensor, example: Example) -> SlotOutputs:
-    residual = example.sources.sum(0) - estimates.sum(0)
-    return SlotOutputs(estimates, torch.ones(estimates.shape[0]), 0.5, residual)
-
-
-def _blind(method: Callable[[Tensor], Tensor]) -> Callable[[Example], SlotOutputs]:
-    return lambda example: _all_called(method(example.sources.sum(0)), example)
-
-
-def _oracle(method: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Example], SlotOutputs]:
-    return lambda example: _all_called(method(example.sources.sum(0), example.sources), example)
-
-
-_BASELINES: dict[str, Callable[[Example], SlotOutputs]] = {
-    "mixture": _blind(baselines.mixture_estimate),
-    "hpss": _blind(baselines.hpss_estimates),
-    "nmf": _oracle(baselines.nmf_estimates),
-    "irm": _oracle(baselines.ideal_ratio_estimates),
-    "ibm": _oracle(baselines.ideal_binary_estimates),
-}

@@ -3,25 +3,36 @@
 A split is ``{split}/exampleN.wav`` beside ``{split}/exampleN_sources/*.wav``, listed in
 ``{split}_example_list.txt`` (tab-separated: mixture, then its sources); without the list the folders are
 read. A source that an example does not have may have no file or a file of zeros: sources are counted by
-energy, not by files. An optional ``{split}_examples.csv`` with the columns ``mixture`` and
-``package_heldout`` marks mixtures whose sources all come from packages that training never saw.
+energy, not by files. ``FussExamples`` reads any such split, ``FussDataset`` gives it to training, and
+``check_fuss_split`` says what is wrong with one. An optional ``{split}_examples.csv`` with the columns
+``mixture`` and ``package_heldout`` marks mixtures whose sources all come from packages that training never
+saw.
 
 Reference: Wisdom et al., FUSS, Zenodo record 3743844, CC BY 4.0.
 """
 
 import csv
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
 
+import soundfile
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from separator.audio import read_audio
 from separator.errors import SeparatorError
 from separator.metrics import is_active
 
+SAMPLE_RATE = 16_000
+N_SAMPLES = 10 * SAMPLE_RATE
+MAX_SOURCES = 4
+AUDIO_SUFFIXES = (".wav", ".flac")  # of what a folder of sources or estimates holds
+FUSS_SPLITS = {"train": 20_000, "validation": 1_000, "eval": 1_000}  # examples of the original
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -37,20 +48,29 @@ class Example:
     sample_rate: int
     package_heldout: bool | None = None
     """Whether all sources come from packages never trained on; None where nothing says so."""
+    n_silent: int = 0
+    """Source files without sound, which were dropped."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    mixture: Path
+    mixture: Path | None
+    """None where the mixture is the sum of the sources alone."""
     sources: tuple[Path, ...]
-    package_heldout: bool | None
+    package_heldout: bool | None = None
+    name: str = ""
+    """Of the mixture's file, where there is one."""
 
 
 class FussExamples(Sequence[Example]):
     """The examples of one split; audio is read when an example is asked for, and not kept."""
 
-    def __init__(self, entries: Sequence[_Entry]) -> None:
+    def __init__(
+        self, entries: Sequence[_Entry], sample_rate: int | None = None, n_samples: int | None = None
+    ) -> None:
         self._entries = tuple(entries)
+        self._sample_rate = sample_rate
+        self._n_samples = n_samples
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -63,19 +83,63 @@ class FussExamples(Sequence[Example]):
         """One example, read from its files; or, for a slice, a part of the split.
 
         Raises:
-            SeparatorError: a file cannot be read, or a source differs from its mixture in rate or length.
+            SeparatorError: a file cannot be read, has another rate or length than asked for, or a source
+            differs from its mixture in one of them.
         """
         if isinstance(index, slice):
-            return FussExamples(self._entries[index])
-        return _read_example(self._entries[index])
+            return FussExamples(self._entries[index], self._sample_rate, self._n_samples)
+        entry = self._entries[index]
+        example = _read_example(entry)
+        found = example.sample_rate, example.mixture.shape[0]
+        wanted = self._sample_rate or found[0], self._n_samples or found[1]
+        if found != wanted:
+            raise SeparatorError(f"{entry.mixture or example.name} {_is_not(*found, *wanted)}")
+        return example
 
 
-def read_fuss_examples(directory: str | Path, split: str) -> FussExamples:
-    """List the examples of ``split`` in ``directory``, in the order of the list or of their names.
+class FussDataset(Dataset[dict[str, Tensor]]):
+    """Examples for training, one by one: ``sources`` [max_sources, time], ``mixture`` [time], ``active``.
+
+    Sources that sound come first, the others are zero; the mixture is the sum of the sources, and ``active``
+    [max_sources] tells which sound. Nothing is read before it is asked for.
+    """
+
+    def __init__(self, examples: FussExamples, *, max_sources: int = MAX_SOURCES) -> None:
+        self.examples = examples
+        self.max_sources = max_sources
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """One example.
+
+        Raises:
+            SeparatorError: it has more sources than ``max_sources``, or as ``FussExamples`` does.
+        """
+        example = self.examples[index]
+        n_sources = len(example.sources)
+        if n_sources > self.max_sources:
+            raise SeparatorError(f"{example.name} has {n_sources} sources, more than {self.max_sources=}")
+        sources = example.mixture.new_zeros(self.max_sources, example.mixture.shape[0])
+        sources[:n_sources] = example.sources
+        return {
+            "sources": sources,
+            "mixture": sources.sum(0),
+            "active": torch.arange(self.max_sources) < n_sources,
+        }
+
+
+def read_fuss_examples(
+    directory: str | Path, split: str, *, sample_rate: int | None = None, n_samples: int | None = None
+) -> FussExamples:
+    """List the examples of ``split`` in ``directory``, in the order of the list or of their numbers.
+
+    Examples of another ``sample_rate`` or ``n_samples`` are refused when they are read; None takes any.
 
     Raises:
-        SeparatorError: the folder or split is missing or empty, a listed file does not exist, or the csv is
-        unusable.
+        SeparatorError: the folder or split is missing or empty, a file of an example does not exist, or the
+        csv is unusable.
     """
     root = Path(directory)
     if not root.is_dir():
@@ -89,17 +153,76 @@ def read_fuss_examples(directory: str | Path, split: str) -> FussExamples:
             f"{split=} in {root} has no examples; expected {split}/example*.wav or {listing.name}"
         )
     flags = _read_flags(root / f"{split}_examples.csv")
-    return FussExamples([_Entry(mixture, sources, flags.get(mixture.stem)) for mixture, sources in pairs])
+    entries = [_Entry(mixture, sources, flags.get(mixture.stem)) for mixture, sources in pairs]
+    return FussExamples(entries, sample_rate, n_samples)
+
+
+def read_source_folders(directory: str | Path) -> FussExamples:
+    """List the folders of ``directory`` as examples: the sound files of a folder are its sources.
+
+    A folder's name, less ``_sources`` at its end, is the example's; the mixture is the sum of the sources.
+
+    Raises:
+        SeparatorError: there is no such folder, or none in it, or one without a sound file.
+    """
+    root = Path(directory)
+    folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    if not folders:
+        raise SeparatorError(f"{root} has no folders of sources; expected {root}/EXAMPLE/*.wav")
+    entries = []
+    for folder in folders:
+        sources = sorted(path for path in folder.iterdir() if path.suffix.lower() in AUDIO_SUFFIXES)
+        if not sources:
+            raise SeparatorError(f"{folder} holds no sound file ({', '.join(AUDIO_SUFFIXES)})")
+        entries.append(_Entry(None, tuple(sources), name=folder.name.removesuffix("_sources")))
+    return FussExamples(entries)
+
+
+def check_fuss_split(
+    directory: str | Path,
+    split: str,
+    *,
+    n_examples: int | None = None,
+    sample_rate: int = SAMPLE_RATE,
+    n_samples: int = N_SAMPLES,
+) -> list[str]:
+    """Say in one line each what is missing from a split, left over in it, or of another rate or length.
+
+    Files are opened for their headers alone. ``n_examples`` is how many there should be, numbered from 0.
+    """
+    root = Path(directory)
+    if not (root / split).is_dir():
+        return [f"{split}/ is missing in {root}"]
+    listing = root / f"{split}_example_list.txt"
+    lines = listing.read_text().splitlines() if listing.is_file() else []
+    names = [name.strip() for line in lines for name in line.split("\t") if name.strip()]
+    listed = {_find(root, split, name) or root / name for name in names}
+    found = {path for pattern in ("*.wav", "*_sources/*.wav") for path in (root / split).glob(pattern)}
+    mixtures = {path for path in found if path.parent == root / split}
+    problems = [] if lines else [f"{listing.name} is missing or empty"]
+    problems += [f"{path.relative_to(root)} is missing" for path in sorted(listed - found)]
+    if lines:
+        problems += [f"{path.relative_to(root)} is not in {listing.name}" for path in sorted(found - listed)]
+    for folder in sorted({path.parent for path in found - mixtures}):
+        if folder.with_name(f"{folder.name.removesuffix('_sources')}.wav") not in mixtures:
+            problems.append(f"{folder.relative_to(root)}/ has no mixture")
+    problems += [line for path in sorted(found) if (line := _check_header(path, sample_rate, n_samples))]
+    if n_examples is not None and len(mixtures) != n_examples:
+        absent = sorted(set(range(n_examples)) - {_number(path) for path in mixtures})
+        names = [str(number) for number in absent[:5]] + ["..."] * (len(absent) > 5)
+        without = f"; without number {', '.join(names)}" if names else ""
+        problems.append(f"{split} has {len(mixtures)} of {n_examples} examples{without}")
+    return problems
 
 
 def _read_listing(root: Path, split: str, listing: Path) -> list[tuple[Path, tuple[Path, ...]]]:
-    """Mixture and sources of each line; paths are relative to the root or to the split's folder."""
+    """Mixture and sources of each line."""
     pairs = []
     for number, line in enumerate(listing.read_text().splitlines(), 1):
         names = [name.strip() for name in line.split("\t") if name.strip()]
         paths = []
         for name in names:
-            found = next((path for path in (root / name, root / split / name) if path.is_file()), None)
+            found = _find(root, split, name)
             if found is None:
                 raise SeparatorError(
                     f"{name!r}, line {number} of {listing.name}, is not in {root}; "
@@ -111,12 +234,41 @@ def _read_listing(root: Path, split: str, listing: Path) -> list[tuple[Path, tup
     return pairs
 
 
+def _find(root: Path, split: str, name: str) -> Path | None:
+    """The file that a list names, relative to the root or to the split's folder."""
+    return next((path for path in (root / name, root / split / name) if path.is_file()), None)
+
+
 def _scan_folder(root: Path, split: str) -> list[tuple[Path, tuple[Path, ...]]]:
-    mixtures = sorted((root / split).glob("*.wav"))
-    return [
-        (mixture, tuple(sorted(mixture.with_name(f"{mixture.stem}_sources").glob("*.wav"))))
-        for mixture in mixtures
-    ]
+    pairs = []
+    for mixture in sorted((root / split).glob("*.wav"), key=lambda path: (_number(path), path.name)):
+        folder = mixture.with_name(f"{mixture.stem}_sources")
+        if not folder.is_dir():
+            raise SeparatorError(f"{mixture} has no folder {folder.name}/ of its sources beside it")
+        pairs.append((mixture, tuple(sorted(folder.glob("*.wav")))))
+    return pairs
+
+
+def _number(mixture: Path) -> float:
+    """The number in an example's name, whatever its digits; infinite where there is none."""
+    digits = re.search(r"(\d+)$", mixture.stem)
+    return int(digits[1]) if digits else math.inf
+
+
+def _check_header(path: Path, sample_rate: int, n_samples: int) -> str | None:
+    try:
+        info = soundfile.info(path)
+    except soundfile.LibsndfileError as error:
+        return f"{path} cannot be read: {error}"
+    if info.channels != 1:
+        return f"{path} has {info.channels} channels; the FUSS layout is mono"
+    if (info.samplerate, info.frames) != (sample_rate, n_samples):
+        return f"{path} {_is_not(info.samplerate, info.frames, sample_rate, n_samples)}"
+    return None
+
+
+def _is_not(rate: int, length: int, wanted_rate: int, wanted_length: int) -> str:
+    return f"has {length} samples at {rate} Hz, not {wanted_length} at {wanted_rate} Hz"
 
 
 def _read_flags(table: Path) -> dict[str, bool]:
@@ -145,19 +297,28 @@ def _read_flags(table: Path) -> dict[str, bool]:
 
 
 def _read_example(entry: _Entry) -> Example:
-    mixture, sample_rate = _read_mono(entry.mixture)
+    first = entry.mixture or entry.sources[0]
+    mixture, sample_rate = _read_mono(first)
     waveforms = []
     for path in entry.sources:
-        source, source_rate = _read_mono(path)
+        source, source_rate = (mixture, sample_rate) if path == first else _read_mono(path)
         if source_rate != sample_rate or source.shape != mixture.shape:
+            what = "the mixture" if entry.mixture else first.name
             raise SeparatorError(
-                f"{path.name} of {entry.mixture.name} has {source.shape[0]} samples at {source_rate} Hz, "
-                f"the mixture {mixture.shape[0]} at {sample_rate} Hz; a source must be as long as its mixture"
+                f"{path.name} of {first.name if entry.mixture else entry.name} has {source.shape[0]} samples "
+                f"at {source_rate} Hz, {what} {mixture.shape[0]} at {sample_rate} Hz; "
+                "a source must be as long as its mixture"
             )
         waveforms.append(source)
     sources = torch.stack(waveforms) if waveforms else mixture.new_zeros(0, mixture.shape[0])
+    active = is_active(sources)
     return Example(
-        entry.mixture.stem, mixture, sources[is_active(sources)], sample_rate, entry.package_heldout
+        entry.mixture.stem if entry.mixture else entry.name,
+        mixture if entry.mixture else sources.sum(0),
+        sources[active],
+        sample_rate,
+        entry.package_heldout,
+        n_silent=int((~active).sum()),
     )
 
 

@@ -1,18 +1,86 @@
-"""Tables for READMEs, generated from result files so that the text cannot drift from the numbers.
+"""What an evaluation leaves: a JSON file, a table of examples, a picture, and tables for READMEs.
 
-A README holds a table between ``<!-- table:NAME -->`` and ``<!-- /table -->``. ``update_tables`` writes it
-there, ``stale_tables`` tells which differ from what the results give, for a test.
+Those tables are generated from result files, so that the text cannot drift from the numbers. A README holds a
+table between ``<!-- table:NAME -->`` and ``<!-- /table -->``. ``update_tables`` writes it there,
+``stale_tables`` tells which differ from what the results give, for a test.
 """
 
+import csv
+import json
+import math
+import platform
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from separator.errors import SeparatorError
+from separator.evaluation import ExampleScore
+from separator.metrics import count_confusion
+from separator.training import environment
 
 _TABLE = re.compile(r"(<!-- table:(?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- /table -->)", re.DOTALL)
 _OPENING = re.compile(r"<!-- table:([\w-]+) -->")
+
+
+def write_report(
+    path: str | Path, reports: Mapping[str, Mapping[str, Any]], *, data: Mapping[str, Any], seconds: float
+) -> None:
+    """Write reports by method with what they were made on, the date, the time it took and the environment."""
+    record = {
+        **data,
+        "seconds": round(seconds),
+        "date": time.strftime("%Y-%m-%d"),
+        "environment": {**environment(), "numpy": np.__version__, "system": platform.system()},
+        "reports": reports,
+    }
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def write_scores(path: str | Path, scores: Sequence[ExampleScore]) -> None:
+    """Write a CSV with one row an example; a score that is undefined is an empty cell."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Path(path).open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(_score_row(ExampleScore("", 0, 0, None))))
+        writer.writeheader()
+        writer.writerows(_score_row(score) for score in scores)
+
+
+def save_scores_picture(path: str | Path, scores: Sequence[ExampleScore], title: str) -> None:
+    """Save two panels as PNG: each source's SI-SDRi against its SI-SDR in the mixture, and the counts.
+
+    Inputs of one source have no improvement: they are in the right panel alone.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for count in sorted({score.n_sources for score in scores if score.n_sources >= 2}):
+        group = [score for score in scores if score.n_sources == count]
+        before = [value for score in group for value in score.before]
+        after = [value for score in group for value in score.improvements]
+        mean = sum(after) / len(after)
+        left.scatter(before, after, s=8, alpha=0.6, label=f"{count} sources, mean {mean:.1f} dB")
+    left.axhline(0, color="0.6", linewidth=0.8)
+    left.set(xlabel="SI-SDR in the mixture (dB)", ylabel="SI-SDRi, known count (dB)", title=title)
+    if left.get_legend_handles_labels()[0]:
+        left.legend(fontsize=8)
+    called, true = ([getattr(score, name) for score in scores] for name in ("n_called", "n_sources"))
+    confusion = count_confusion(torch.tensor(called), torch.tensor(true)).numpy()
+    right.imshow(confusion, cmap="Blues", origin="lower")
+    for (row, column), count in np.ndenumerate(confusion):
+        if count:
+            colour = "white" if count > confusion.max() / 2 else "black"
+            right.text(column, row, str(count), ha="center", va="center", color=colour)
+    right.set(xlabel="called", ylabel="true", title="number of sources")
+    right.set_xticks(range(len(confusion)))
+    right.set_yticks(range(len(confusion)))
+    figure.savefig(path, dpi=100, format="png")
 
 
 def format_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -95,6 +163,36 @@ def stale_tables(readme_path: str | Path, tables: Mapping[str, str]) -> list[str
     text = _read_readme(readme_path, tables)
     found = {match["name"]: match["body"].strip() for match in _TABLE.finditer(text)}
     return sorted(name for name, body in found.items() if body != tables[name].strip())
+
+
+def _score_row(score: ExampleScore) -> dict[str, Any]:
+    fuss, pairs = score.fuss, score.bsseval
+    values: dict[str, float] = {
+        "known_count_db": score.known_count,
+        "strict_db": score.strict,
+        "input_si_sdr_db": _mean(score.before) if score.n_sources >= 2 else math.nan,
+        "fuss_si_snr_db": math.nan if fuss is None else _mean(fuss.si_snr.tolist()),
+        "fuss_si_snri_db": math.nan if fuss is None else _mean(fuss.improvement.tolist()),
+        "inactive_db": score.inactive_db,
+        "residual_db": score.residual_db,
+        "sum_error_db": score.sum_error_db,
+        **{
+            f"bsseval_{name}_db": math.nan if pairs is None else _mean(getattr(pairs, name).tolist())
+            for name in ("sdr", "isr", "sir", "sar")
+        },
+    }
+    return {
+        "name": score.name,
+        "n_sources": score.n_sources,
+        "n_called": score.n_called,
+        "n_active_outputs": "" if fuss is None else fuss.n_estimates,
+        **{name: f"{value:.4f}" if math.isfinite(value) else "" for name, value in values.items()},
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if math.isfinite(value)]
+    return sum(known) / len(known) if known else math.nan
 
 
 def _read_readme(readme_path: str | Path, tables: Mapping[str, str]) -> str:

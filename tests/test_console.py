@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from separator.console import Console, Progress, as_json, as_table, duration, summary
+from separator.console import Console, Counter, Progress, as_json, as_table, duration, summary
 from separator.errors import SeparatorError
 from separator.segments import Overview
 from separator.separate import FileSeparation
@@ -146,3 +146,15 @@ def test_durations_and_summaries_are_for_people():
     ]
     assert summary(1, 0, {}) == "1 done, 0 failed, 0 skipped"
     assert summary(0, 2, {"hidden": 1, "no audio": 3}) == "0 done, 2 failed, 4 skipped (1 hidden, 3 no audio)"
+
+
+def test_a_counter_says_now_and_then_how_much_is_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("separator.console.time.monotonic", lambda: now[0])
+    counter = Counter("examples")
+    for done, seconds in ((0, 3), (1, 1), (2, 4), (3, 5), (4, 5.5)):
+        now[0] = seconds
+        counter(done, 4)
+    assert capsys.readouterr().err.splitlines() == ["examples: 2/4, 4 s left", "examples: 4/4, 6 s"]

@@ -38,7 +38,7 @@ def leaky_oracle(count: int, *, called: int | None = None) -> SlotOutputs:
 def by_example(outputs: list[SlotOutputs]):
     """A separator that answers its calls in turn."""
     answers = iter(outputs)
-    return lambda mixture, sample_rate: next(answers)
+    return lambda example: next(answers)
 
 
 def before(count: int) -> float:
@@ -140,21 +140,6 @@ def test_held_out_packages_are_also_reported_apart() -> None:
     report = evaluate(by_example([leaky_oracle(k) for k in (2, 2, 3)]), examples)
     assert [report[part]["n_examples"] for part in ("all", "package_heldout", "package_seen")] == [3, 1, 1]
     assert set(evaluate(by_example([leaky_oracle(3)]), examples[2:])) == {"settings", "all"}
-
-
-def test_the_separator_receives_the_sum_of_the_sources_not_the_file() -> None:
-    received = []
-
-    def separate(mixture: np.ndarray, sample_rate: int) -> SlotOutputs:
-        received.append((mixture, sample_rate))
-        return leaky_oracle(2)
-
-    truth = example(2)
-    evaluate(separate, [Example("x", torch.zeros(LENGTH), truth.sources, 16_000)])
-    mixture, sample_rate = received[0]
-    assert mixture.dtype == np.float32
-    np.testing.assert_array_equal(mixture, truth.sources.sum(0).numpy())
-    assert sample_rate == 16_000
 
 
 def test_the_report_names_its_conventions_and_is_strict_json() -> None:

@@ -5,8 +5,9 @@ import pytest
 import soundfile
 import torch
 
+from separator import fuss
 from separator.errors import SeparatorError
-from separator.fuss import read_fuss_examples
+from separator.fuss import FussDataset, check_fuss_split, read_fuss_examples
 
 LENGTH = 800
 SOURCES = ("background0_sound", "foreground0_sound", "foreground1_sound", "foreground2_sound")
@@ -128,3 +129,105 @@ def test_a_broken_or_stereo_file_is_refused(tmp_path: Path) -> None:
     soundfile.write(mixture, np.zeros((LENGTH, 2)), 16_000)
     with pytest.raises(SeparatorError, match="2 channels; the FUSS layout is mono"):
         read_fuss_examples(tmp_path, "test")[0]
+
+
+def test_folders_are_read_by_number_whatever_its_digits(tmp_path: Path) -> None:
+    write_split(tmp_path, [1, 1, 1], listing=False)
+    for old, new in ((0, "example0002"), (1, "example00010"), (2, "example0001")):
+        (tmp_path / f"test/example000{old}.wav").rename(tmp_path / f"test/new_{new}.wav")
+        (tmp_path / f"test/example000{old}_sources").rename(tmp_path / f"test/new_{new}_sources")
+    names = [example.name for example in read_fuss_examples(tmp_path, "test")]
+    assert names == ["new_example0001", "new_example0002", "new_example00010"]
+
+
+def test_sources_without_sound_are_dropped_and_counted(tmp_path: Path) -> None:
+    write_split(tmp_path, [1, 4, 0])
+    assert [example.n_silent for example in read_fuss_examples(tmp_path, "test")] == [3, 0, 4]
+
+
+def test_a_mixture_without_a_folder_of_sources_is_named(tmp_path: Path) -> None:
+    write_split(tmp_path, [1, 1], listing=False)
+    (tmp_path / "test/example0001_sources").rename(tmp_path / "test/elsewhere")
+    with pytest.raises(SeparatorError, match=r"example0001.wav has no folder example0001_sources/"):
+        read_fuss_examples(tmp_path, "test")
+
+
+def test_another_rate_or_length_than_asked_for_is_refused(tmp_path: Path) -> None:
+    write_split(tmp_path, [1])
+    assert len(read_fuss_examples(tmp_path, "test", sample_rate=16_000, n_samples=LENGTH)[:1][0].sources) == 1
+    for wanted in ({"sample_rate": 8000}, {"n_samples": LENGTH + 1}):
+        examples = read_fuss_examples(tmp_path, "test", **wanted)
+        with pytest.raises(SeparatorError, match=r"0000.wav has 800 samples at 16000 Hz, not 80[01] at"):
+            examples[0]
+
+
+def test_audio_is_read_when_an_example_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_split(tmp_path, [1, 2, 3])
+    asked: list[str] = []
+    real = fuss.read_audio
+    monkeypatch.setattr(fuss, "read_audio", lambda path: asked.append(path.name) or real(path))
+    dataset = FussDataset(read_fuss_examples(tmp_path, "test"))
+    assert (len(dataset), asked) == (3, [])
+    assert dataset[2]["active"].tolist() == [True, True, True, False]
+    assert asked[0] == "example0002.wav" and len(asked) == 5
+
+
+def test_training_examples_are_padded_and_their_mixture_is_the_sum(tmp_path: Path) -> None:
+    write_split(tmp_path, [2, 0, 4])
+    dataset = FussDataset(read_fuss_examples(tmp_path, "test"), max_sources=4)
+    batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=3)))
+    assert batch["sources"].shape == (3, 4, LENGTH)
+    assert batch["active"].sum(1).tolist() == [2, 0, 4]
+    assert torch.equal(batch["mixture"], batch["sources"].sum(1))
+    assert torch.equal(batch["sources"].abs().amax(-1) > 0, batch["active"])
+
+
+def test_more_sources_than_a_training_example_holds_are_refused(tmp_path: Path) -> None:
+    write_split(tmp_path, [3])
+    with pytest.raises(SeparatorError, match=r"example0000 has 3 sources, more than self.max_sources=2"):
+        FussDataset(read_fuss_examples(tmp_path, "test"), max_sources=2)[0]
+
+
+def check(root: Path, n_examples: int | None = None) -> list[str]:
+    return check_fuss_split(root, "test", n_examples=n_examples, n_samples=LENGTH)
+
+
+@pytest.mark.parametrize("zero_files", [True, False])
+def test_nothing_is_wrong_with_a_whole_split(tmp_path: Path, zero_files: bool) -> None:
+    write_split(tmp_path, [1, 2, 4], zero_files=zero_files)
+    assert check(tmp_path, 3) == []
+
+
+def test_every_missing_and_left_over_file_is_one_line(tmp_path: Path) -> None:
+    write_split(tmp_path, [1, 2, 1])
+    (tmp_path / "test/example0000.wav").unlink()
+    (tmp_path / "test/example0001_sources/foreground1_sound.wav").unlink()
+    write(tmp_path / "test/example0002_sources/foreground3_sound.wav", 0.1)
+    write(tmp_path / "test/example0009.wav", 0.1)
+    assert check(tmp_path, 5) == [
+        "test/example0000.wav is missing",
+        "test/example0001_sources/foreground1_sound.wav is missing",
+        "test/example0002_sources/foreground3_sound.wav is not in test_example_list.txt",
+        "test/example0009.wav is not in test_example_list.txt",
+        "test/example0000_sources/ has no mixture",
+        "test has 3 of 5 examples; without number 0, 3, 4",
+    ]
+
+
+def test_files_of_another_kind_are_one_line_each(tmp_path: Path) -> None:
+    write_split(tmp_path, [1, 1, 1, 1])
+    sources = [tmp_path / f"test/example000{k}_sources/background0_sound.wav" for k in range(4)]
+    write(sources[0], 0.1, length=LENGTH - 1)
+    write(sources[1], 0.1, rate=8000)
+    soundfile.write(sources[2], np.zeros((LENGTH, 2)), 16_000)
+    sources[3].write_text("this is no audio")
+    found = check(tmp_path)
+    assert [line.startswith(str(path)) for line, path in zip(found, sources, strict=True)] == [True] * 4
+    for line, part in zip(found, ("799 samples", "8000 Hz", "2 channels", "cannot be read"), strict=True):
+        assert part in line
+
+
+def test_a_missing_split_or_list_is_one_line(tmp_path: Path) -> None:
+    assert check(tmp_path) == [f"test/ is missing in {tmp_path}"]
+    write_split(tmp_path, [1], listing=False)
+    assert check(tmp_path) == ["test_example_list.txt is missing or empty"]

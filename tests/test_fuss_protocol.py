@@ -116,3 +116,81 @@ def test_it_agrees_with_all_permutations_tried_one_by_one(seed: int) -> None:
     assert sorted(result.si_snr.tolist()) == pytest.approx(sorted(expected), abs=1e-4)
     assert sorted(result.improvement.tolist()) == pytest.approx(sorted(gains), abs=1e-4)
     assert (result.n_sources, result.n_estimates) == (count, int(active.sum()))
+
+
+def slow_report(inputs: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
+    """The whole protocol in loops over numbers: four outputs against four references, some silent."""
+    by_count: dict[int, list[float]] = {1: [], 2: [], 3: [], 4: []}
+    excess = []
+    for estimates, sources in inputs:
+        present = [k for k in range(4) if math.sqrt(sum(sources[k] ** 2) / len(sources[k])) > 1e-8]
+        if not present:
+            continue
+        powers = [sum(row**2) / len(row) for row in estimates]
+        quietest = min(sum(sources[k] ** 2) / len(sources[k]) for k in present)
+        heard = [power > quietest / 100 for power in powers]
+        best, best_total = (), -math.inf
+        for order in itertools.permutations(range(4), len(present)):
+            total = sum(slow_si_snr(estimates[o], sources[k]) for o, k in zip(order, present, strict=True))
+            if total > best_total:
+                best, best_total = order, total
+        mixture = sum(sources)
+        for o, k in zip(best, present, strict=True):
+            if heard[o]:
+                value = slow_si_snr(estimates[o], sources[k])
+                gain = 0 if len(present) == 1 else slow_si_snr(mixture, sources[k])
+                by_count[len(present)].append(value - gain)
+        excess.append(sum(heard) - len(present))
+    several = by_count[2] + by_count[3] + by_count[4]
+    return {
+        "1S": float(np.mean(by_count[1])),
+        **{str(k): float(np.mean(by_count[k])) for k in (2, 3, 4)},
+        "MSi": float(np.mean(several)),
+        "under": float(np.mean([e < 0 for e in excess])),
+        "equal": float(np.mean([e == 0 for e in excess])),
+        "over": float(np.mean([e > 0 for e in excess])),
+    }
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_whole_report_agrees_with_loops_over_inputs_with_missed_and_extra_sources(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    inputs = []
+    for index in range(30):
+        sources = rng.standard_normal((4, 40)) * 10 ** rng.uniform(-1, 0, (4, 1))
+        sources[rng.permutation(4)[: 4 - index % 5]] = 0  # 0 to 4 references sound, at any place
+        estimates = sources[rng.permutation(4)] + 0.1 * rng.standard_normal((4, 40)) * (index % 2)
+        estimates *= 10 ** rng.uniform(-1.3, 0.2, (4, 1))
+        inputs.append((estimates, sources))
+    scores = [fuss_score(torch.tensor(estimates), torch.tensor(sources)) for estimates, sources in inputs]
+    assert sum(score is None for score in scores) == 6
+    report = summarise_fuss(scores)
+    for name, expected in slow_report(inputs).items():
+        found = report[name] if name in ("under", "equal", "over") else report[name]["mean"]
+        assert found == pytest.approx(expected, abs=1e-3), name
+    assert min(report["under"], report["equal"], report["over"]) > 0
+
+
+@pytest.mark.parametrize("snr_db", [-10.0, 5.0, 30.0])
+def test_planted_estimates_score_what_was_planted(snr_db: float) -> None:
+    """Orthogonal sources of equal level: the mixture is at -10 log10(K - 1) dB for each of K."""
+    waves = orthogonal(8)
+    for count in (1, 2, 3, 4):
+        sources = torch.cat([waves[:count], torch.zeros(4 - count, 64)])
+        estimates = sources + 10 ** (-snr_db / 20) * torch.cat(
+            [waves[4 : 4 + count], torch.zeros(4 - count, 64)]
+        )
+        result = score(estimates.roll(1, 0), sources)
+        before = 80 if count == 1 else -10 * math.log10(count - 1)
+        assert result.si_snr.tolist() == pytest.approx([snr_db] * count, abs=1e-3)
+        assert result.improvement.tolist() == pytest.approx([snr_db - before] * count, abs=1e-3)
+        assert (result.n_sources, result.n_estimates) == (count, count)
+
+
+def test_an_extra_output_shows_as_over_separation_and_costs_nothing_in_the_means() -> None:
+    waves = orthogonal(4)
+    sources = torch.cat([waves[:2], torch.zeros(2, 64)])
+    estimates = torch.cat([waves[:2], waves[3:] * 0.5, torch.zeros(1, 64)])
+    report = summarise_fuss([score(estimates, sources)])
+    assert (report["under"], report["equal"], report["over"]) == (0, 0, 1)
+    assert report["2"]["mean"] == pytest.approx(80, abs=1e-3)

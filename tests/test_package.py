@@ -15,7 +15,7 @@ ORDER = [
     *("stems", "stft", "masks", "layers", "network", "checkpoint"),
     *("rendering", "segments", "separate", "plot", "jobs", "metrics", "bsseval", "baselines"),
     *("losses", "fuss", "fuss_protocol", "datasets", "training", "calibration"),
-    *("evaluation", "report", "benchmarks", "console", "cli"),
+    *("outputs", "evaluation", "report", "benchmarks", "downloads", "console", "cli"),
     *("web_pictures", "web_jobs", "web_mix", "web_style", "web", "web_server"),
 ]
 

@@ -1,16 +1,26 @@
+import csv
+import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from separator.bsseval import BssEval
 from separator.errors import SeparatorError
+from separator.evaluation import ExampleScore
+from separator.fuss_protocol import FussScore
 from separator.report import (
     confusion_table,
     format_table,
     fuss_table,
     markdown_table,
+    save_scores_picture,
     stale_tables,
     update_tables,
+    write_report,
+    write_scores,
 )
 
 
@@ -121,3 +131,42 @@ def test_markers_that_do_not_fit_the_tables_are_refused(tmp_path: Path, text: st
 def test_a_missing_readme_is_named(tmp_path: Path) -> None:
     with pytest.raises(SeparatorError, match=r"no file .*README.md"):
         update_tables(tmp_path / "README.md", {"scores": ""})
+
+
+def scores() -> list[ExampleScore]:
+    pairs = FussScore(torch.tensor([10.0, 20.0]), torch.tensor([5.0, 15.0]), 2, 3)
+    nothing = torch.tensor([math.nan, 4.0])
+    bsseval = BssEval(torch.tensor([1.0, 2.0]), nothing, nothing, nothing, 10, 1, 0, 1)
+    two = ExampleScore(
+        "b", 2, 3, None, 7.0, 6.5, (-1.0, 1.0), (6.0, 8.0), pairs, pairs, -40.0, bsseval=bsseval
+    )
+    one = ExampleScore("a", 1, 1, None, 30.0, 30.0, (100.0,), (-70.0,))
+    return [one, two, ExampleScore("silent", 0, 1, None)]
+
+
+def test_the_csv_has_a_row_an_example_and_empty_cells_for_what_is_undefined(tmp_path: Path) -> None:
+    write_scores(tmp_path / "new/scores.csv", scores())
+    with (tmp_path / "new/scores.csv").open(newline="") as file:
+        one, two, silent = csv.DictReader(file)
+    assert (one["name"], one["known_count_db"], one["input_si_sdr_db"]) == ("a", "30.0000", "")
+    assert (two["n_sources"], two["n_called"], two["n_active_outputs"]) == ("2", "3", "3")
+    assert (two["input_si_sdr_db"], two["fuss_si_snr_db"], two["fuss_si_snri_db"]) == (
+        "0.0000",
+        "15.0000",
+        "10.0000",
+    )
+    assert (two["bsseval_sdr_db"], two["bsseval_sir_db"], two["residual_db"]) == ("1.5000", "4.0000", "")
+    assert [value for value in silent.values() if value] == ["silent", "0", "1"]
+
+
+def test_the_report_file_holds_what_it_was_made_on_and_where(tmp_path: Path) -> None:
+    write_report(tmp_path / "new/ours.json", {"ours": report()}, data={"split": "eval"}, seconds=12.6)
+    record = json.loads((tmp_path / "new/ours.json").read_text())
+    assert (record["split"], record["seconds"], record["reports"]["ours"]) == ("eval", 13, report())
+    assert {"date", "environment"} <= set(record)
+
+
+@pytest.mark.parametrize("kept", [slice(None), slice(1), slice(2, None)])
+def test_the_picture_is_drawn_whatever_counts_there_are(tmp_path: Path, kept: slice) -> None:
+    save_scores_picture(tmp_path / "scores.png", scores()[kept], "ours")
+    assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")

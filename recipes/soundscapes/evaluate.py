@@ -5,19 +5,17 @@ python recipes/soundscapes/evaluate.py --baselines
 """
 
 import argparse
-import json
-import platform
-import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from separator import Separator
-from separator.evaluation import SlotOutputs, evaluate, evaluate_baselines
+from separator.console import Counter
+from separator.evaluation import evaluate, evaluate_baselines
 from separator.fuss import read_fuss_examples
-from separator.training import environment
+from separator.outputs import ModelOutputs
+from separator.report import write_report
 
 HERE = Path(__file__).parent
 SLOW_EXAMPLES = 120
@@ -37,6 +35,7 @@ def main() -> None:
     parser.add_argument("--baselines", action="store_true", help="evaluate the baselines instead of a model")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that evaluate a model")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     examples = read_fuss_examples(arguments.mixtures, arguments.split)
@@ -46,47 +45,26 @@ def main() -> None:
     if arguments.baselines:
         name = arguments.name or "baselines"
         limits = {"nmf": SLOW_EXAMPLES, "hpss": SLOW_EXAMPLES}
-        reports = evaluate_baselines(examples, limits=limits, progress=show)
+        counters = {}
+
+        def progress(method: str, done: int, total: int) -> None:
+            counters.setdefault(method, Counter(method))(done, total)
+
+        reports = evaluate_baselines(examples, limits=limits, progress=progress)
     else:
         name = arguments.name or Path(arguments.model).name
-        separate = model_function(Separator.load(arguments.model, device="cpu"))
+        outputs = ModelOutputs(Separator.load(arguments.model, device="cpu"))
         report = evaluate(
-            separate, examples, bsseval_examples=BSSEVAL_EXAMPLES, progress=lambda *state: show(name, *state)
+            outputs,
+            examples,
+            bsseval_examples=BSSEVAL_EXAMPLES,
+            n_jobs=arguments.jobs,
+            progress=Counter(name),
         )
         reports = {name: report}
-    record = {
-        "split": arguments.split,
-        "seconds": round(time.monotonic() - started),
-        "date": time.strftime("%Y-%m-%d"),
-        "environment": {**environment(), "numpy": np.__version__, "system": platform.system()},
-        "reports": reports,
-    }
-    arguments.results.mkdir(exist_ok=True)
     path = arguments.results / f"{name}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    write_report(path, reports, data={"split": arguments.split}, seconds=time.monotonic() - started)
     print(path)
-
-
-def model_function(separator: Separator):
-    """The model as the evaluation calls it: every slot's output, and the model's own threshold."""
-
-    def separate(mixture: np.ndarray, sample_rate: int) -> SlotOutputs:
-        out = separator.separate(mixture[None], sample_rate, min_existence=0.0)
-        return SlotOutputs(
-            out.estimates[:, 0],
-            out.existence,
-            separator.network.config.min_existence,
-            residual=out.residual[0],
-            masks=out.masks,
-        )
-
-    return separate
-
-
-def show(name: str, done: int, total: int) -> None:
-    """Progress on stderr, now and then."""
-    if done % 50 == 0 or done == total:
-        print(f"{name}: {done}/{total}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
