@@ -12,7 +12,7 @@ import pytest
 from test_datasets import write_bank
 
 from separator.report import stale_tables
-from separator.training import TrainingConfig
+from separator.training_recipe import TrainingConfig
 
 ROOT = Path(__file__).parents[1]
 SOUNDSCAPES = ROOT / "recipes/soundscapes"

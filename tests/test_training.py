@@ -18,15 +18,9 @@ from separator.calibration import (
     probabilities,
 )
 from separator.errors import SeparatorError
-from separator.training import (
-    TrainingConfig,
-    learning_rate_factor,
-    load_state,
-    mean_weights,
-    new_state,
-    read_recipe,
-    train,
-)
+from separator.run_folder import load_state
+from separator.training import Trainee, mean_weights, new_state, train
+from separator.training_recipe import TrainingConfig, learning_rate_factor, read_recipe
 
 RECIPE: dict[str, Any] = {
     "network": {"widths": [4, 6, 8, 16], "n_context": 1, "embedding": 8},
@@ -61,16 +55,14 @@ def test_killed_and_resumed_run_ends_with_the_same_weights(
     config = TrainingConfig.from_dict(RECIPE)
     whole = train(config, bank, tmp_path / "whole").state_dict()
 
-    import separator.training as training
+    step = Trainee.step
 
-    step = training.train_step
-
-    def step_until_killed(state: Any, *arguments: Any) -> Any:
-        if state.step == 5:
+    def step_until_killed(self: Trainee, *arguments: Any) -> Any:
+        if self._state.step == 5:
             raise Killed
-        return step(state, *arguments)
+        return step(self, *arguments)
 
-    monkeypatch.setattr(training, "train_step", step_until_killed)
+    monkeypatch.setattr(Trainee, "step", step_until_killed)
     with pytest.raises(Killed):
         train(config, bank, tmp_path / "resumed")
     monkeypatch.undo()

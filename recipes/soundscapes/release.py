@@ -11,17 +11,11 @@ import torch
 
 from separator.calibration import CalibrationConfig, calibrate
 from separator.checkpoint import save_model
-from separator.datasets import Bank
+from separator.datasets import Bank, fixed_mixtures
 from separator.fuss import read_fuss_examples
-from separator.training import (
-    TrainingConfig,
-    fixed_mixtures,
-    load_state,
-    mean_weights,
-    mixing_config,
-    new_state,
-    read_recipe,
-)
+from separator.run_folder import load_state
+from separator.training import mean_weights, new_state
+from separator.training_recipe import TrainingConfig, mixing_config, read_recipe
 
 HERE = Path(__file__).parent
 

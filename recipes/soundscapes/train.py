@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from separator.training import TrainingConfig, read_recipe, train
+from separator.training import train
+from separator.training_recipe import TrainingConfig, read_recipe
 
 HERE = Path(__file__).parent
 
