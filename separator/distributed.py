@@ -141,15 +141,13 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
         if not self.training:
             return super().forward(x)
         values = x.float()
-        n_values = values.new_tensor([values.numel() / values.shape[1]])
-        sums = torch.cat([n_values, values.sum((0, 2, 3)), values.square().sum((0, 2, 3))])
-        sums = shared.all_reduce(sums)
-        count, (mean, square) = sums[0], (sums[1:] / sums[0]).chunk(2)
-        variance = (square - mean.square()).clamp(min=0)
+        count = shared.all_reduce(values.new_tensor(values.numel() / values.shape[1]))
+        mean = shared.all_reduce(values.sum((0, 2, 3))) / count
+        centred = values - mean[:, None, None]
+        variance = shared.all_reduce(centred.square().sum((0, 2, 3))) / count
         self._remember(mean.detach(), (variance * count / (count - 1)).detach())
         scale = self.weight * torch.rsqrt(variance + self.eps)
-        shift = self.bias - mean * scale
-        normed: Tensor = values * scale[:, None, None] + shift[:, None, None]
+        normed: Tensor = centred * scale[:, None, None] + self.bias[:, None, None]
         return normed.to(x.dtype)
 
     @torch.no_grad()

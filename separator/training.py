@@ -159,7 +159,7 @@ class Trainee:
         self._forward: nn.Module = state.network
         if world.size > 1:
             self._forward = DistributedDataParallel(
-                state.network, broadcast_buffers=False, find_unused_parameters=True
+                state.network, forward_sync_buffers=False, find_unused_parameters=True
             )
         self._terms: list[Tensor] = []
         begin = [0, *(stage.until for stage in config.stages)]

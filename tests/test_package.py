@@ -15,7 +15,7 @@ ORDER = [
     *("stems", "stft", "masks", "layers", "network", "checkpoint"),
     *("rendering", "segments", "separate", "plot", "jobs", "metrics", "bsseval", "baselines"),
     *("losses", "peers", "objectives", "fuss", "fuss_protocol", "datasets", "fuss_mixing"),
-    *("training_recipe", "run_folder", "distributed", "training", "calibration"),
+    *("training_recipe", "run_folder", "distributed", "training", "training_command", "calibration"),
     *("evaluation", "report", "benchmarks", "console", "cli"),
     *("web_pictures", "web_jobs", "web_mix", "web_style", "web", "web_server"),
 ]

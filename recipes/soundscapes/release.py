@@ -1,6 +1,6 @@
 """Fit the existence head of a trained run and write the run's averaged weights as a model folder.
 
-python recipes/soundscapes/release.py [--run DIR ...] [--model DIR] [--bank DIR] [--mixtures DIR]
+python recipes/soundscapes/release.py [--run-folder DIR ...] [--model DIR] [--bank DIR] [--mixtures DIR]
 """
 
 import argparse
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("recipe", type=Path, nargs="?", default=HERE / "recipe.toml")
     parser.add_argument("--mechanism", help="slot attention mechanism (default: the recipe's)")
     parser.add_argument(
-        "--run",
+        "--run-folder",
         type=Path,
         nargs="+",
         help="run folder (default: runs/<recipe name> beside the recipe); of several the mean is taken",
@@ -41,7 +41,7 @@ def main() -> None:
     torch.set_num_threads(1)
     name, recipe = read_recipe(arguments.recipe, arguments.mechanism)
     states = []
-    for folder in arguments.run or [HERE / "runs" / name]:
+    for folder in arguments.run_folder or [HERE / "runs" / name]:
         states.append(new_state(TrainingConfig.from_dict(recipe)))
         load_state(states[-1], folder)
     settings = dict(recipe.get("calibration", {}))
