@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from separator.calibration import CalibrationConfig, calibrate
-from separator.checkpoint import save_model
+from separator.calibration import CalibrationConfig, release
 from separator.datasets import Bank, fixed_mixtures
 from separator.fuss import read_fuss_examples
 from separator.run_folder import load_state
@@ -53,12 +52,8 @@ def main() -> None:
         unheard = unheard[:: max(1, len(unheard) // arguments.limit)]
     network = states[-1].average
     network.load_state_dict(mean_weights([state.average.state_dict() for state in states]))
-    network.config, accuracy = calibrate(
-        network, heard, (example.sources for example in unheard), calibration
-    )
-    facts = {"steps": states[-1].step, "count_accuracy_validation": round(accuracy, 4)}
-    save_model(network, arguments.model, {"training": facts})
-    print(json.dumps({"model": str(arguments.model), "min_existence": network.config.min_existence, **facts}))
+    sources = (example.sources for example in unheard)
+    print(json.dumps(release(network, heard, sources, calibration, arguments.model, states[-1].step)))
 
 
 if __name__ == "__main__":
