@@ -7,6 +7,7 @@ batch norms tell passes apart; all else is normalised and drawn for the whole ba
 """
 
 import dataclasses
+import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -83,7 +84,9 @@ def train(
     clock = Clock(state.processor_seconds)
     for stage, parts in clock.waited(batches(data, config, state.step, world)):
         trainee.step(stage, parts)
-        done = state.step == config.steps or clock.is_over(config.minutes, world)
+        if config.minutes is not None:
+            state.processor_seconds = clock.processor_seconds(world)
+        done = state.step == config.steps or state.processor_seconds >= 60 * (config.minutes or math.inf)
         if state.step % config.log_every == 0 or done:
             record = {
                 "step": state.step,
@@ -173,7 +176,9 @@ class Trainee:
         """Make one update of the network and of its average from this process's parts of a batch."""
         state, config, world = self._state, self._config, self._world
         for group in state.optimizer.param_groups:
-            group["lr"] = config.learning_rate * learning_rate_factor(state.step, config)
+            group["lr"] = config.learning_rate * learning_rate_factor(
+                state.step, config, state.processor_seconds / 60
+            )
         _train_mode(state.network)
         state.optimizer.zero_grad(set_to_none=True)
         sources = sum(int(part["active"].sum()) for part in parts)
@@ -273,10 +278,6 @@ class Clock:
         }
         self._marked, self._waiting, self._steps = now, 0.0, 0
         return figures
-
-    def is_over(self, minutes: float | None, world: World) -> bool:
-        """Tell whether the processor time of all processes has reached ``minutes``."""
-        return minutes is not None and self.processor_seconds(world) >= 60 * minutes
 
     def processor_seconds(self, world: World) -> float:
         """Return what the run has cost, of all processes; those that only draw data are left out."""

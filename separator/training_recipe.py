@@ -72,6 +72,8 @@ class TrainingConfig:
     """Passes of a process that a batch is spread over, to save memory."""
     minutes: float | None = None
     """Processor minutes after which training ends, whatever the stages say; None: no limit."""
+    decay_minutes: float = 15.0
+    """Before that end the learning rate falls for so long, instead of for `decay_steps`."""
     workers: int = 1
     log_every: int = 50
     save_every: int = 300
@@ -126,6 +128,12 @@ def read_recipe(path: Path, mechanism: str | None = None) -> tuple[str, dict[str
     return f"{path.stem}_{mechanism}", {**recipe, "network": network}
 
 
-def learning_rate_factor(step: int, config: TrainingConfig) -> float:
-    """Warm-up, plateau, linear decay to zero over the last `TrainingConfig.decay_steps`."""
-    return min(1.0, (step + 1) / config.warmup_steps, (config.steps - step) / config.decay_steps)
+def learning_rate_factor(step: int, config: TrainingConfig, minutes: float = 0.0) -> float:
+    """Warm-up, plateau, linear decay to zero at the end of the steps, or of `TrainingConfig.minutes`.
+
+    ``minutes`` is the processor time that the run has cost so far.
+    """
+    left = (config.steps - step) / config.decay_steps
+    if config.minutes is not None:
+        left = max(0.0, config.minutes - minutes) / config.decay_minutes
+    return min(1.0, (step + 1) / config.warmup_steps, left)

@@ -107,6 +107,24 @@ def test_learning_rate_warms_up_and_decays_to_nothing() -> None:
     assert [learning_rate_factor(s, config) for s in range(6)] == pytest.approx([1 / 3, 2 / 3, 1, 1, 1, 0.5])
 
 
+def test_a_budget_of_minutes_ends_the_run_at_a_rate_of_nothing(tmp_path: Path) -> None:
+    config = dataclasses.replace(
+        TrainingConfig.from_dict(RECIPE), warmup_steps=1, minutes=60.0, decay_minutes=20.0
+    )
+    assert [learning_rate_factor(5, config, m) for m in (0, 40, 50, 60, 61)] == [1, 1, 0.5, 0, 0]
+    recipe = {
+        **RECIPE,
+        "training": {**RECIPE["training"], "minutes": 1e-4, "log_every": 1},
+        "stages": [{**RECIPE["stages"][0], "until": 100}],
+    }
+    train(TrainingConfig.from_dict(recipe), write_bank(tmp_path), tmp_path / "run")
+    lines = [json.loads(line) for line in read_log(tmp_path / "run")]
+    assert lines[-2]["step"] < 100
+    assert lines[-2]["processor_minutes"] >= 1e-4
+    assert "validation" in lines[-1]
+    assert (tmp_path / "run/best.safetensors").is_file()
+
+
 def test_recipe_without_stages_or_with_a_misspelt_setting_is_refused() -> None:
     with pytest.raises(SeparatorError, match=r"no \[\[stages\]\]"):
         TrainingConfig.from_dict({"network": {}})
