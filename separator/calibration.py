@@ -11,12 +11,14 @@ sources: a sound that is missed is lost to its user, a stem too many is not.
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from separator.checkpoint import save_model
 from separator.layers import FLOOR_LEVEL, ExistenceHead
 from separator.losses import best_assignment, pairwise_si_sdr
 from separator.network import NetworkConfig, SeparationNetwork
@@ -48,6 +50,30 @@ class SlotSet(NamedTuple):
     """[N, S], 1 where a source is assigned."""
     tried: Tensor
     """[N, S], 1 where decoding came to the slot."""
+
+
+def release(
+    network: SeparationNetwork,
+    heard: Iterable[Tensor],
+    unheard: Iterable[Tensor],
+    config: CalibrationConfig,
+    model: Path,
+    steps: int,
+) -> dict[str, Any]:
+    """Calibrate a trained network, write it to the folder ``model``, and return what is told of it.
+
+    Args:
+        network: as training left it; its existence head and threshold are fitted in place.
+        heard: sources [K, time] of mixtures of the training recordings.
+        unheard: the same of validation recordings.
+        config: how the head is fitted.
+        model: folder of the model.
+        steps: of training.
+    """
+    network.config, accuracy = calibrate(network, heard, unheard, config)
+    facts = {"steps": steps, "count_accuracy_validation": round(accuracy, 4)}
+    save_model(network, model, {"training": facts})
+    return {"model": str(model), "min_existence": network.config.min_existence, **facts}
 
 
 def calibrate(

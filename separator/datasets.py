@@ -8,6 +8,8 @@ resumed run sees what it would have seen.
 """
 
 import csv
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +29,7 @@ SAMPLE_RATE = 16_000
 CLASS_POWER = 0.4  # of the seconds of a class, family or clip: its share of the draws
 BAND_LIMIT_HZ = 7000  # clips with less bandwidth would teach separation by bandwidth
 BACKGROUND_SECONDS = 4.0  # clips from here on can be backgrounds
+MIXTURE_SECONDS = 10.0  # of what is validated and calibrated on
 AMBIENCE = "ambience_background"  # the class of what sounds all the time and everywhere
 
 
@@ -129,23 +132,33 @@ class Bank:
 
 
 class MixtureDataset(Dataset[dict[str, Tensor]]):
-    """Training batches by index: ``sources`` [B, K, time], ``mixture`` [B, time] and ``active`` [B, K]."""
+    """Training batches by index: ``sources`` [B, K, time], ``mixture`` [B, time] and ``active`` [B, K].
+
+    Row r of batch n is drawn from ``(seed, n, r)``; of ``rows`` only those are drawn.
+    """
 
     def __init__(
-        self, bank: Bank, config: MixingConfig, *, batch_size: int, n_batches: int, seed: int
+        self,
+        bank: Bank,
+        config: MixingConfig,
+        *,
+        batch_size: int,
+        n_batches: int,
+        seed: int,
+        rows: slice = slice(None),
     ) -> None:
         self.bank = bank
         self.config = config
-        self.batch_size = batch_size
         self.n_batches = n_batches
         self.seed = seed
+        self.rows = range(batch_size)[rows]
 
     def __len__(self) -> int:
         return self.n_batches
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        rng = np.random.default_rng([self.seed, index])
-        mixtures = [draw_mixture(self.bank, self.config, rng) for _ in range(self.batch_size)]
+        draws = [np.random.default_rng([self.seed, index, row]) for row in self.rows]
+        mixtures = [draw_mixture(self.bank, self.config, rng) for rng in draws]
         sources = torch.from_numpy(np.stack([sources for sources, _ in mixtures]))
         noise = torch.from_numpy(np.stack([noise for _, noise in mixtures]))
         return {
@@ -153,6 +166,34 @@ class MixtureDataset(Dataset[dict[str, Tensor]]):
             "mixture": sources.sum(1) + noise,
             "active": sources.square().sum(-1) > 0,
         }
+
+
+class BankMixtures:
+    """The mixtures of a bank, for the trainer."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def batches(
+        self, mixing: MixingConfig, *, batch_size: int, n_batches: int, seed: int, rows: slice
+    ) -> MixtureDataset:
+        """Return ``rows`` of the training batches, by index."""
+        bank = Bank(self._directory, "train")
+        return MixtureDataset(bank, mixing, batch_size=batch_size, n_batches=n_batches, seed=seed, rows=rows)
+
+    def validation(self, mixing: MixingConfig, n: int) -> Iterator[Tensor]:
+        """Yield the sources [K, time] of n mixtures of clips that training never hears."""
+        return fixed_mixtures(Bank(self._directory, "validation"), mixing, n)
+
+
+def fixed_mixtures(bank: Bank, mixing: MixingConfig, n: int) -> Iterator[Tensor]:
+    """Yield the sources [K, time] of n mixtures of 10 s, of 1, 2, ... in turn; every call draws the same."""
+    n_counts = len(mixing.counts)
+    for index in range(n):
+        counts = tuple(float(k == index % n_counts) for k in range(n_counts))
+        drawn = dataclasses.replace(mixing, counts=counts, seconds=MIXTURE_SECONDS)
+        sources, _ = draw_mixture(bank, drawn, np.random.default_rng([index, 1]))
+        yield torch.from_numpy(sources[: index % n_counts + 1])
 
 
 def draw_mixture(bank: Bank, config: MixingConfig, rng: np.random.Generator) -> tuple[Samples, Samples]:

@@ -91,8 +91,67 @@ def best_assignment(cost: Tensor, active: Tensor) -> Tensor:
     return slots.to(cost.device)
 
 
+class Whole(NamedTuple):
+    """Examples and sources of the whole batch, of which a loss may see a part; the parts' losses add up."""
+
+    n_examples: int
+    n_sources: int
+
+    @classmethod
+    def of(cls, active: Tensor) -> "Whole":
+        """Count ``active`` [B, K] of a whole batch."""
+        return cls(len(active), max(1, int(active.sum())))
+
+
+class Matching(NamedTuple):
+    """Slots and sources of least cost, and what either costs."""
+
+    slots: Tensor
+    """[B, K], as `best_assignment` gives them."""
+    cost: Tensor
+    """[B, K], thresholded SNR of each source's slot, dB, negated."""
+    exists: Tensor
+    """[B, S], one where a slot has a source."""
+    silence: Tensor
+    """[B, S], thresholded level of every slot re the mixture, dB."""
+
+
+def match(
+    error: Tensor,
+    kept: Tensor,
+    source_energy: Tensor,
+    mixture_energy: Tensor,
+    active: Tensor,
+    config: LossConfig,
+) -> Matching:
+    """Match slots and sources by the thresholded SNR of all pairs.
+
+    Args:
+        error: energy [B, S, K] of slot minus source.
+        kept: energy [B, S] of the slots.
+        source_energy: [B, K].
+        mixture_energy: [B].
+        active: [B, K], which sources exist.
+        config: thresholds.
+    """
+    source_energy, mixture_energy = source_energy.clamp(min=1e-12), mixture_energy[:, None].clamp(min=1e-12)
+    floor = 10 ** (-config.snr_limit_db / 10) * source_energy
+    cost = 10 * torch.log10((error + floor[:, None]) / source_energy[:, None])  # [B, S, K]
+    slots = best_assignment(cost, active)
+    matched = cost.gather(1, slots.clamp(min=0)[:, None])[:, 0]  # [B, K]
+    exists = torch.zeros(kept.shape, device=kept.device)
+    exists = exists.scatter_add(1, slots.clamp(min=0), active.to(exists.dtype))  # [B, S]
+    zero_floor = 10 ** (-config.silence_limit_db / 10) * mixture_energy
+    return Matching(slots, matched, exists, 10 * torch.log10((kept + zero_floor) / mixture_energy))
+
+
 def separation_loss(
-    decomposition: Decomposition, mixture: Tensor, sources: Tensor, active: Tensor, config: LossConfig
+    decomposition: Decomposition,
+    mixture: Tensor,
+    sources: Tensor,
+    active: Tensor,
+    config: LossConfig,
+    whole: Whole | None = None,
 ) -> LossTerms:
     """Permutation-invariant loss of a batch.
 
@@ -102,41 +161,73 @@ def separation_loss(
         sources: complex [B, K, F, T], zero where ``active`` is false; K is at most the number of slots.
         active: [B, K], which sources exist.
         config: thresholds and weights.
+        whole: of the batch that these examples are a part of; by default they are all of it.
     """
     masks = decomposition.masks
-    total_energy = energy(mixture)[:, None].clamp(min=1e-12)
-    source_energy = energy(sources).clamp(min=1e-12)
+    whole = whole or Whole.of(active)
+    source_energy = energy(sources)
     error = pairwise_error(masks, mixture, sources)
-    snr_floor = 10 ** (-config.snr_limit_db / 10) * source_energy
-    cost = 10 * torch.log10((error + snr_floor[:, None]) / source_energy[:, None])  # [B, S, K]
-    assigned = best_assignment(cost, active)
-    matched = cost.gather(1, assigned.clamp(min=0)[:, None])[:, 0]  # [B, K]
-    snr = matched[active].mean()
-    exists = torch.zeros(masks.shape[:2], device=masks.device)
-    exists = exists.scatter_add(1, assigned.clamp(min=0), active.to(exists.dtype))  # [B, S]
-    zero_floor = 10 ** (-config.silence_limit_db / 10) * total_energy
     kept = torch.einsum("bsft,bft->bs", masks.square(), _bin_weights(mixture) * _power(mixture))
-    silence = 10 * torch.log10((kept + zero_floor) / total_energy)
-    empty = exists == 0
-    zero = (silence * empty).sum() / empty.sum().clamp(min=1)
-    existence = nn.functional.binary_cross_entropy_with_logits(decomposition.existence_logits, exists)
-    # a slot without a source weighs zero_weight of a source
-    n_active = active.sum()
+    matching = match(error, kept, source_energy, energy(mixture), active, config)
+    total, snr, zero = _matched_loss(matching, active, config, whole)
+    existence = nn.functional.binary_cross_entropy_with_logits(
+        decomposition.existence_logits, matching.exists, reduction="sum"
+    ) / (whole.n_examples * masks.shape[1])
     guided = claim = attention = torch.zeros_like(snr)
     if decomposition.guidance is not None:
         given = decomposition.guidance
         diagonal = torch.diagonal(pairwise_error(given.masks, mixture, sources), dim1=1, dim2=2)
-        guided = (10 * torch.log10((diagonal + snr_floor) / source_energy))[active].mean()
-        claim = claim_loss(given, assigned, active)
-        hits = given.attended.gather(1, assigned.clamp(min=0)[:, None])[:, 0]  # [B, K]
-        attention = -torch.log(hits[active] + ATTENTION_MARGIN).mean()
-    total = (matched[active].sum() + config.zero_weight * (silence * empty).sum()) / n_active
+        source_energy = source_energy.clamp(min=1e-12)
+        floor = 10 ** (-config.snr_limit_db / 10) * source_energy
+        guided = (10 * torch.log10((diagonal + floor) / source_energy))[active].sum() / whole.n_sources
+        claim = claim_loss(given, matching.slots, active, whole)
+        hits = given.attended.gather(1, matching.slots.clamp(min=0)[:, None])[:, 0]  # [B, K]
+        attention = -torch.log(hits[active] + ATTENTION_MARGIN).sum() / whole.n_sources
     total = total + config.guided_weight * guided + config.claim_weight * claim
     total = total + config.attention_weight * attention + config.existence_weight * existence
     return LossTerms(total, snr, zero, guided, claim, attention, existence)
 
 
-def claim_loss(given: Guidance, assigned: Tensor, active: Tensor) -> Tensor:
+def waveform_loss(
+    estimates: Tensor,
+    mixture: Tensor,
+    sources: Tensor,
+    active: Tensor,
+    config: LossConfig,
+    whole: Whole | None = None,
+) -> LossTerms:
+    """Permutation-invariant loss, as `separation_loss`, of waveforms [B, S, time] that nothing guides.
+
+    Args:
+        estimates: of ``mixture`` [B, time].
+        mixture: what was separated.
+        sources: [B, K, time], zero where ``active`` is false; K is at most the number of estimates.
+        active: [B, K], which sources exist.
+        config: thresholds and the weight of what has no source.
+        whole: as in `separation_loss`.
+    """
+    kept, source_energy = estimates.square().sum(2), sources.square().sum(2)
+    cross = estimates @ sources.mT  # [B, S, K]
+    error = (kept[:, :, None] - 2 * cross + source_energy[:, None]).clamp(min=0)
+    matching = match(error, kept, source_energy, mixture.square().sum(1), active, config)
+    total, snr, zero = _matched_loss(matching, active, config, whole or Whole.of(active))
+    none = torch.zeros_like(snr)
+    return LossTerms(total, snr, zero, none, none, none, none)
+
+
+def _matched_loss(
+    matching: Matching, active: Tensor, config: LossConfig, whole: Whole
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What is minimised of the matching, its part for sources and its part for slots without one."""
+    matched = matching.cost[active].sum()
+    silence = (matching.silence * (matching.exists == 0)).sum()
+    n_empty = whole.n_examples * matching.exists.shape[1] - whole.n_sources
+    # a slot without a source weighs zero_weight of a source
+    total = (matched + config.zero_weight * silence) / whole.n_sources
+    return total, matched / whole.n_sources, silence / max(1, n_empty)
+
+
+def claim_loss(given: Guidance, assigned: Tensor, active: Tensor, whole: Whole) -> Tensor:
     """Cross-entropy of claims and true shares, by power; a slot without a source should claim nothing.
 
     ``assigned`` [B, K] is the slot of each source, as `best_assignment` gives it.
@@ -149,7 +240,8 @@ def claim_loss(given: Guidance, assigned: Tensor, active: Tensor) -> Tensor:
         given.guided_claims.float(), given.shares, reduction="none"
     )
     weights = given.weights[:, None]
-    return (weights * own).sum((2, 3)).mean() + (weights * guided).sum((2, 3))[active].mean()
+    own_part = (weights * own).sum() / (whole.n_examples * n_slots)
+    return own_part + (weights * guided).sum((2, 3))[active].sum() / whole.n_sources
 
 
 def _power(spectrogram: Tensor) -> Tensor:

@@ -1,306 +1,325 @@
-"""The trainer: from a recipe's table to weights, resumable to the bit.
+"""The trainer: from a recipe's tables to weights, resumable to the bit, on one process or many.
 
-A run folder holds ``config.json`` (resolved recipe, seed, environment), ``log.jsonl`` (one line every
-`TrainingConfig.log_every` steps), ``state-N.safetensors`` (weights, their average, optimiser after step N)
-and ``state.json``, which names the newest whole one. The draws of step n depend on ``(seed, n)`` alone, so
-a run that was killed and resumed ends with the same weights as one that was not.
+The draws of step n depend on ``(seed, n)`` alone, so a run that was killed and resumed ends with the same
+weights as one that was not, and processes that share its batches (see `distributed`) train the same network
+as one. A batch is made of parts: of each process, and of each of `TrainingConfig.accumulate` passes. Only
+batch norms tell passes apart; all else is normalised and drawn for the whole batch.
 """
 
 import dataclasses
-import json
-import os
+import math
 import platform
 import time
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-from torch.utils.data import DataLoader
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
-from separator.datasets import SAMPLE_RATE, Bank, MixingConfig, MixtureDataset, draw_mixture
-from separator.errors import SeparatorError
-from separator.losses import LossConfig, LossTerms, best_assignment, pairwise_si_sdr, separation_loss
-from separator.network import NetworkConfig, SeparationNetwork
-from separator.stft import STFT
+from separator.datasets import SAMPLE_RATE, BankMixtures
+from separator.distributed import SharedDraws, World, rows_of, share_batch_norms
+from separator.fuss_mixing import FussMixtures
+from separator.losses import LossTerms, Whole, best_assignment
+from separator.objectives import Objective, objective_of
+from separator.run_folder import (
+    TrainingState,
+    commit,
+    cut_log,
+    has_state,
+    keep_best,
+    load_state,
+    log,
+    save_state,
+    write_json,
+)
+from separator.training_recipe import Stage, TrainingConfig, learning_rate_factor
 
-MIXTURE_SECONDS = 10.0  # of what is validated and calibrated on
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stretch of the curriculum: until which step, on what mixtures, with what loss."""
-
-    until: int
-    batch_size: int
-    mixing: MixingConfig
-    loss: LossConfig
-    n_refine: int | None = None
-    """Refinements of the slots (None: the network's own number)."""
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Stage":
-        """Build from a table ``{until, batch_size, n_refine, mixing = {...}, loss = {...}}``.
-
-        Raises:
-            SeparatorError: a key is unknown.
-        """
-        for kind, part in ((cls, values), (LossConfig, values.get("loss", {}))):
-            known = {field.name for field in dataclasses.fields(kind)}
-            if unknown := sorted(set(part) - known):
-                raise SeparatorError(f"unknown setting {unknown} of a stage; known are {sorted(known)}")
-        return cls(
-            values["until"],
-            values["batch_size"],
-            mixing_config(values.get("mixing", {})),
-            LossConfig(**values.get("loss", {})),
-            values.get("n_refine"),
-        )
+MIXTURES: dict[str, Callable[[Path], "Mixtures"]] = {"soundscapes": BankMixtures, "fuss": FussMixtures}
 
 
-@dataclass(frozen=True)
-class TrainingConfig:
-    """Optimiser, budget and bookkeeping of a run; the last stage's ``until`` is the number of steps."""
-
-    stages: tuple[Stage, ...]
-    network: NetworkConfig
-    seed: int = 0
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.01
-    warmup_steps: int = 300
-    decay_steps: int = 2000
-    gradient_clip: float = 5.0
-    averaging: float = 0.998
-    """Decay of the exponential average of the weights, the model that is evaluated and shipped."""
-    bfloat16: bool = True
-    workers: int = 1
-    log_every: int = 50
-    save_every: int = 300
-    validate_every: int = 1000
-    n_validation: int = 48
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "TrainingConfig":
-        """Build from a recipe's tables ``network``, ``stages`` and ``training``.
-
-        Raises:
-            SeparatorError: there is no stage, or a key is unknown.
-        """
-        if not values.get("stages"):
-            raise SeparatorError(f"the recipe has no [[stages]]; its tables are {sorted(values)}")
-        network = NetworkConfig.from_dict(values.get("network", {}))
-        stages = tuple(Stage.from_dict(stage) for stage in values["stages"])
-        known = {field.name for field in dataclasses.fields(cls)} - {"stages", "network"}
-        unknown = sorted(set(values.get("training", {})) - known)
-        if unknown:
-            raise SeparatorError(f"unknown training setting {unknown}; known are {sorted(known)}")
-        return cls(stages, network, **values.get("training", {}))
-
-    @property
-    def steps(self) -> int:
-        """Length of the run."""
-        return self.stages[-1].until
+Item = TypeVar("Item")
 
 
-@dataclass
-class TrainingState:
-    """What changes from step to step."""
+class Mixtures(Protocol):
+    """What a network is trained and validated on."""
 
-    network: SeparationNetwork
-    average: SeparationNetwork
-    optimizer: torch.optim.AdamW
-    step: int = 0
+    def batches(
+        self, mixing: Any, *, batch_size: int, n_batches: int, seed: int, rows: slice
+    ) -> Dataset[dict[str, Tensor]]:
+        """Return ``rows`` of the training batches, by index."""
+
+    def validation(self, mixing: Any, n: int) -> Iterator[Tensor]:
+        """Yield the sources [K, time] of n mixtures; every call yields the same."""
 
 
-def mixing_config(values: Mapping[str, Any]) -> MixingConfig:
-    """Build from plain values such as a TOML table.
+def train(
+    config: TrainingConfig, data_directory: Path, run_directory: Path, world: World | None = None
+) -> nn.Module:
+    """Train to the end of the last stage, from the run folder's state if any; return the averaged network.
 
-    Raises:
-        SeparatorError: a key is unknown.
+    All processes of ``world`` call this alike; one of them writes.
     """
-    known = {field.name for field in dataclasses.fields(MixingConfig)}
-    if unknown := sorted(set(values) - known):
-        raise SeparatorError(f"unknown setting {unknown} of a stage's mixing; known are {sorted(known)}")
-    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    return MixingConfig(**plain)
-
-
-def read_recipe(path: Path, mechanism: str | None = None) -> tuple[str, dict[str, Any]]:
-    """Name and tables of a recipe's TOML file; ``mechanism`` replaces the recipe's and joins the name."""
-    recipe = tomllib.loads(path.read_text())
-    if mechanism is None:
-        return path.stem, recipe
-    network = {**recipe.get("network", {}), "mechanism": mechanism}
-    return f"{path.stem}_{mechanism}", {**recipe, "network": network}
-
-
-def train(config: TrainingConfig, bank_directory: Path, run_directory: Path) -> SeparationNetwork:
-    """Train to the end of the last stage, from the run folder's state if any; return the averaged network."""
-    run_directory.mkdir(parents=True, exist_ok=True)
-    state = new_state(config)
-    if (run_directory / "state.json").is_file():
+    world = world or World()
+    objective = objective_of(config.network)
+    state = new_state(config, world)
+    if world.is_writer:
+        run_directory.mkdir(parents=True, exist_ok=True)
+    world.wait()
+    if has_state(run_directory):
         load_state(state, run_directory)
-        _cut_log(run_directory, state.step)
-    else:
-        resolved = {**dataclasses.asdict(config), "environment": environment()}
-        _write_json(run_directory / "config.json", resolved)
-    stft = STFT(config.network.n_fft, config.network.hop_length)
-    bank = Bank(bank_directory, "train")
-    unheard = Bank(bank_directory, "validation")
-    validation = list(fixed_mixtures(unheard, config.stages[-1].mixing, config.n_validation))
-    window: list[LossTerms] = []
-    started, first = time.monotonic(), state.step
-    for stage, batch in batches(bank, config, state.step):
-        window.append(train_step(state, config, stage, stft, batch))
-        if state.step % config.log_every == 0 or state.step == config.steps:
-            means = torch.tensor([list(map(float, terms)) for terms in window]).mean(0).tolist()
-            record = dict(zip(LossTerms._fields, means, strict=True))
-            seconds = (time.monotonic() - started) / (state.step - first)
-            _log(run_directory, {"step": state.step, "seconds_per_step": round(seconds, 4), **record})
-            window = []
-        if state.step % config.validate_every == 0 or state.step == config.steps:
-            _log(run_directory, {"step": state.step, "validation": validate(state.average, stft, validation)})
-        if state.step % config.save_every == 0 or state.step == config.steps:
-            save_state(state, run_directory)
+    world.wait()  # nobody writes while another reads
+    if world.is_writer:
+        cut_log(run_directory, state.step)
+        if state.step == 0:
+            where = {"environment": environment(), "commit": commit(), "processes": world.size}
+            write_json(run_directory / "config.json", {**dataclasses.asdict(config), **where})
+    data = MIXTURES[config.data](data_directory)
+    mixtures = list(data.validation(config.stages[-1].mixing, config.n_validation))[world.rank :: world.size]
+    trainee = Trainee(state, config, objective, world)
+    clock = Clock(state.processor_seconds)
+    for stage, parts in clock.waited(batches(data, config, state.step, world)):
+        trainee.step(stage, parts)
+        if config.minutes is not None:
+            state.processor_seconds = clock.processor_seconds(world)
+        done = state.step == config.steps or state.processor_seconds >= 60 * (config.minutes or math.inf)
+        if state.step % config.log_every == 0 or done:
+            record = {
+                "step": state.step,
+                "examples": trainee.n_examples,
+                **clock.read(world),
+                **trainee.means(),
+            }
+            if world.is_writer:
+                log(run_directory, record)
+        if state.step % config.validate_every == 0 or done:
+            found = validate(objective, state.average, mixtures, world)
+            if world.is_writer:
+                log(run_directory, {"step": state.step, "validation": found})
+                keep_best(state, validation_score(found), run_directory)
+        if state.step % config.save_every == 0 or done:
+            state.processor_seconds = clock.processor_seconds(world)
+            if world.is_writer:
+                save_state(state, run_directory)
+            world.wait()
+        if done:
+            break
     return state.average.eval()
 
 
-def new_state(config: TrainingConfig) -> TrainingState:
+def new_state(config: TrainingConfig, world: World | None = None) -> TrainingState:
     """Networks and optimiser before the first step, a function of the seed."""
+    world = world or World()
+    objective = objective_of(config.network)
     torch.manual_seed(config.seed)
-    network = SeparationNetwork(config.network).to(memory_format=torch.channels_last)
-    average = SeparationNetwork(config.network)
+    network, average = objective.build(), objective.build()
     average.load_state_dict(network.state_dict())
+    if world.size > 1:
+        share_batch_norms(network)
+    network, average = network.to(world.device), average.to(world.device)
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.98)
     )
     return TrainingState(network, average.eval(), optimizer)
 
 
-def batches(bank: Bank, config: TrainingConfig, start: int) -> Iterator[tuple[Stage, dict[str, Tensor]]]:
-    """Batches of the steps from ``start`` on, drawn ahead in a second process."""
+def batches(
+    data: Mixtures, config: TrainingConfig, start: int, world: World
+) -> Iterator[tuple[Stage, list[dict[str, Tensor]]]]:
+    """Yield this process's parts of the batches from step ``start`` on, drawn ahead in further processes."""
     begin = 0
     for stage in config.stages:
         steps = range(max(start, begin), stage.until)
         begin = stage.until
-        dataset = MixtureDataset(
-            bank, stage.mixing, batch_size=stage.batch_size, n_batches=stage.until, seed=config.seed
-        )
+        rows = rows_of(stage.batch_size, world.rank, world.size)
+        sizes = {"batch_size": stage.batch_size, "n_batches": stage.until, "seed": config.seed}
         loader = DataLoader(
-            dataset,
+            data.batches(stage.mixing, **sizes, rows=rows),
             batch_size=None,
             sampler=steps,
             num_workers=config.workers,
             prefetch_factor=8 if config.workers else None,
         )
         for batch in loader if len(steps) else ():
-            yield stage, batch
+            parts = [rows_of(len(batch["active"]), i, config.accumulate) for i in range(config.accumulate)]
+            yield stage, [{name: values[part] for name, values in batch.items()} for part in parts]
 
 
-def train_step(
-    state: TrainingState, config: TrainingConfig, stage: Stage, stft: STFT, batch: Mapping[str, Tensor]
-) -> LossTerms:
-    """One update of the network and of its average."""
-    torch.manual_seed(config.seed * 1_000_003 + state.step)
-    for group in state.optimizer.param_groups:
-        group["lr"] = config.learning_rate * learning_rate_factor(state.step, config)
-    network = state.network.train()
-    mixture, sources = stft(batch["mixture"]), stft(batch["sources"])
-    with torch.autocast("cpu", torch.bfloat16, enabled=config.bfloat16):
-        decomposition = network(mixture, n_refine=stage.n_refine, sources=sources)
-    terms = separation_loss(decomposition, mixture, sources, batch["active"], stage.loss)
-    state.optimizer.zero_grad(set_to_none=True)
-    terms.total.backward()
-    norm = torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip)
-    if torch.isfinite(norm):
-        state.optimizer.step()
-    state.step += 1
-    decay = min(config.averaging, state.step / (state.step + 10))
-    with torch.no_grad():
-        values = network.state_dict().values()
-        for mean, value in zip(state.average.state_dict().values(), values, strict=True):
-            if mean.dtype.is_floating_point:
-                mean.lerp_(value, 1 - decay)
-            else:
-                mean.copy_(value)
-    return LossTerms(*(term.detach() for term in terms))
+class Trainee:
+    """A network in training: its steps, and the sums that its log tells."""
+
+    def __init__(
+        self, state: TrainingState, config: TrainingConfig, objective: Objective, world: World
+    ) -> None:
+        self._state = state
+        self._config = config
+        self._objective = objective
+        self._world = world
+        self._forward: nn.Module = state.network
+        if world.size > 1:
+            self._forward = DistributedDataParallel(
+                state.network, forward_sync_buffers=False, find_unused_parameters=True
+            )
+        self._terms: list[Tensor] = []
+        begin = [0, *(stage.until for stage in config.stages)]
+        self.n_examples = sum(
+            stage.batch_size * max(0, min(state.step, stage.until) - first)
+            for stage, first in zip(config.stages, begin, strict=False)
+        )
+        """Examples that the network has seen, of all processes."""
+
+    def step(self, stage: Stage, parts: Sequence[Mapping[str, Tensor]]) -> None:
+        """Make one update of the network and of its average from this process's parts of a batch."""
+        state, config, world = self._state, self._config, self._world
+        for group in state.optimizer.param_groups:
+            group["lr"] = config.learning_rate * learning_rate_factor(
+                state.step, config, state.processor_seconds / 60
+            )
+        _train_mode(state.network)
+        state.optimizer.zero_grad(set_to_none=True)
+        sources = sum(int(part["active"].sum()) for part in parts)
+        whole = Whole(stage.batch_size, max(1, round(world.total([sources])[0])))
+        n_parts = world.size * len(parts)
+        terms = []
+        for index, part in enumerate(parts):
+            place = world.rank * len(parts) + index
+            torch.manual_seed(config.seed * 1_000_003 + state.step)
+            with self._unshared(index + 1 < len(parts)), _draws(stage.batch_size, place, n_parts):
+                terms.append(self._backward(stage, part, whole))
+        norm = torch.nn.utils.clip_grad_norm_(state.network.parameters(), config.gradient_clip)
+        if torch.isfinite(norm):
+            state.optimizer.step()
+        state.step += 1
+        self.n_examples += stage.batch_size
+        self._terms.append(torch.stack(terms).sum(0))
+        _average(state.average, state.network, min(config.averaging, state.step / (state.step + 10)))
+
+    def means(self) -> dict[str, float]:
+        """Return the means of the loss terms since the last call; all processes call it."""
+        means = torch.stack(self._terms).mean(0).tolist()
+        self._terms = []
+        return dict(zip(LossTerms._fields, self._world.total(means), strict=True))
+
+    def _backward(self, stage: Stage, part: Mapping[str, Tensor], whole: Whole) -> Tensor:
+        """Add the gradients of a part; return its loss terms."""
+        device = self._world.device
+        batch = {name: values.to(device, non_blocking=True) for name, values in part.items()}
+        with torch.autocast(device.type, torch.bfloat16, enabled=self._config.bfloat16):
+            terms = self._objective.loss(self._forward, batch, stage.loss, whole, stage.n_refine)
+        (terms.total * self._world.size).backward()  # the processes' gradients are averaged
+        return torch.stack([term.detach() for term in terms])
+
+    def _unshared(self, more: bool) -> AbstractContextManager[Any]:
+        """Leave gradients unshared while more of the batch is to come."""
+        if more and isinstance(self._forward, DistributedDataParallel):
+            return self._forward.no_sync()
+        return nullcontext()
 
 
-def learning_rate_factor(step: int, config: TrainingConfig) -> float:
-    """Warm-up, plateau, linear decay to zero over the last `TrainingConfig.decay_steps`."""
-    return min(1.0, (step + 1) / config.warmup_steps, (config.steps - step) / config.decay_steps)
+def _draws(batch_size: int, place: int, n_parts: int) -> AbstractContextManager[Any]:
+    """Draw for one of the parts of a batch what the whole would draw."""
+    return nullcontext() if n_parts == 1 else SharedDraws(rows_of(batch_size, place, n_parts), batch_size)
 
 
-def fixed_mixtures(bank: Bank, mixing: MixingConfig, n: int) -> Iterator[Tensor]:
-    """Yield the sources [K, time] of n mixtures of 10 s, of 1, 2, ... in turn; every call draws the same."""
-    n_counts = len(mixing.counts)
-    for index in range(n):
-        counts = tuple(float(k == index % n_counts) for k in range(n_counts))
-        drawn = dataclasses.replace(mixing, counts=counts, seconds=MIXTURE_SECONDS)
-        sources, _ = draw_mixture(bank, drawn, np.random.default_rng([index, 1]))
-        yield torch.from_numpy(sources[: index % n_counts + 1])
+def _train_mode(network: nn.Module) -> None:
+    """Switch to training, but drop nothing out: the only part that does is fitted afresh by `calibration`."""
+    for part in network.train().modules():
+        if isinstance(part, nn.Dropout):
+            part.eval()
 
 
-def validate(network: SeparationNetwork, stft: STFT, mixtures: Iterable[Tensor]) -> dict[str, float]:
+@torch.no_grad()
+def _average(average: nn.Module, network: nn.Module, decay: float) -> None:
+    """Move the averaged weights towards the network's; what is counted is copied."""
+    values = network.state_dict().values()
+    for mean, value in zip(average.state_dict().values(), values, strict=True):
+        if mean.dtype.is_floating_point:
+            mean.lerp_(value, 1 - decay)
+        else:
+            mean.copy_(value)
+
+
+class Clock:
+    """Times of a run: seconds a step, the share spent waiting for data, and processor minutes."""
+
+    def __init__(self, before: float) -> None:
+        """Take the processor seconds that the run has cost before it was resumed."""
+        self._before = before
+        self._at_start = _processor_seconds()
+        self._marked = time.monotonic()
+        self._waiting = 0.0
+        self._steps = 0
+
+    def waited(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield ``items`` and count what waiting for them takes."""
+        source = iter(items)
+        while True:
+            started = time.monotonic()
+            try:
+                item = next(source)
+            except StopIteration:
+                return
+            self._waiting += time.monotonic() - started
+            self._steps += 1
+            yield item
+
+    def read(self, world: World) -> dict[str, float]:
+        """Return the figures since the last call; all processes call it."""
+        now = time.monotonic()
+        passed = now - self._marked
+        figures = {
+            "seconds_per_step": round(passed / max(1, self._steps), 4),
+            "waiting_share": round(self._waiting / max(passed, 1e-9), 4),
+            "processor_minutes": round(self.processor_seconds(world) / 60, 3),
+        }
+        self._marked, self._waiting, self._steps = now, 0.0, 0
+        return figures
+
+    def processor_seconds(self, world: World) -> float:
+        """Return what the run has cost, of all processes; those that only draw data are left out."""
+        return self._before + world.total([_processor_seconds() - self._at_start])[0]
+
+
+def _processor_seconds() -> float:
+    """Processor time of this process."""
+    return time.process_time()
+
+
+@torch.no_grad()
+def validate(
+    objective: Objective, network: nn.Module, mixtures: Iterable[Tensor], world: World | None = None
+) -> dict[str, float]:
     """Mean SI-SDR (1 source) or its improvement (more), known count, dB, and the share of right counts.
 
-    ``mixtures`` are given as their sources [K, time].
+    ``mixtures`` are this process's, given as their sources [K, time].
     """
-    scores: dict[int, list[float]] = {}
-    right = []
+    world = world or World()
+    rows: list[tuple[int, list[float], bool]] = []
     network.eval()
-    with torch.no_grad():
-        for sources in mixtures:
-            count = len(sources)
-            torch.manual_seed(0)
-            spectrogram, mixture = stft(sources)[None], stft(sources.sum(0))[None]
-            out = network(mixture)
-            quality = pairwise_si_sdr(out.masks, mixture, spectrogram)
-            slots = best_assignment(-quality, torch.ones(1, count, dtype=torch.bool))
-            whole = pairwise_si_sdr(torch.ones_like(out.masks[:, :1]), mixture, spectrogram)[0, 0]
-            gain = quality.gather(1, slots[:, None])[0, 0] - (whole if count > 1 else 0)
-            scores.setdefault(count, []).extend(gain.tolist())
-            right.append(float((out.existence_logits > 0).sum() == count))
+    for sources in mixtures:
+        torch.manual_seed(0)
+        found = objective.quality(network, sources.to(world.device))
+        slots = best_assignment(-found.si_sdr[None], torch.ones(1, len(sources), dtype=torch.bool))
+        gain = found.si_sdr.gather(0, slots.to(found.si_sdr.device))[0]
+        gain = gain - (found.before if len(sources) > 1 else 0)
+        rows.append((len(sources), gain.tolist(), found.n_called == len(sources)))
+    scores: dict[int, list[float]] = {}
+    rows = world.gather(rows)
+    for count, gains, _ in rows:
+        scores.setdefault(count, []).extend(gains)
     means = {f"si_sdri_{k}": round(float(np.mean(v)), 2) for k, v in sorted(scores.items())}
-    return {**means, "count": round(float(np.mean(right)), 3)}
+    return {**means, "count": round(float(np.mean([right for _, _, right in rows])), 3)}
 
 
-def save_state(state: TrainingState, directory: Path) -> None:
-    """Write the state so that a kill at any moment leaves a whole one."""
-    tensors = {f"network.{k}": v.contiguous() for k, v in state.network.state_dict().items()}
-    tensors |= {f"average.{k}": v.contiguous() for k, v in state.average.state_dict().items()}
-    names = {p: name for name, p in state.network.named_parameters()}
-    for parameter, name in names.items():
-        values = state.optimizer.state[parameter]
-        tensors |= {f"optimizer.{name}.{k}": v.contiguous() for k, v in values.items()}
-    temporary = directory / f"state-{state.step}.safetensors"
-    save_file(tensors, temporary)
-    _write_json(directory / "state.json", {"step": state.step, "file": temporary.name})
-    for old in directory.glob("state-*.safetensors"):
-        if old != temporary:
-            old.unlink()
-
-
-def load_state(state: TrainingState, directory: Path) -> None:
-    """Continue from what `save_state` wrote."""
-    saved = json.loads((directory / "state.json").read_text())
-    tensors = load_file(directory / saved["file"])
-
-    def part(prefix: str) -> dict[str, Tensor]:
-        return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-    state.network.load_state_dict(part("network."))
-    state.average.load_state_dict(part("average."))
-    for name, parameter in state.network.named_parameters():
-        values = part(f"optimizer.{name}.")
-        if values:
-            state.optimizer.state[parameter] = values
-    state.step = saved["step"]
+def validation_score(found: Mapping[str, float]) -> float:
+    """Mean of what `validate` found by number of sources, dB; single ones, easy and loud, only if alone."""
+    gains = {k: v for k, v in found.items() if k.startswith("si_sdri_")}
+    mixed = [v for k, v in gains.items() if k != "si_sdri_1"]
+    return float(np.mean(mixed or list(gains.values())))
 
 
 def mean_weights(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -334,25 +353,3 @@ def _processor() -> str:
     lines = info.read_text().splitlines() if info.is_file() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
-
-
-def _log(directory: Path, record: dict[str, Any]) -> None:
-    with (directory / "log.jsonl").open("a") as file:
-        file.write(json.dumps(record) + "\n")
-
-
-def _cut_log(directory: Path, step: int) -> None:
-    """Drop what was logged after ``step``: those steps are taken again."""
-    log = directory / "log.jsonl"
-    if log.is_file():
-        kept = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= step]
-        temporary = log.with_suffix(".tmp")
-        temporary.write_text("".join(f"{line}\n" for line in kept))
-        os.replace(temporary, log)
-
-
-def _write_json(path: Path, values: Any) -> None:
-    """Write whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(values, indent=1))
-    os.replace(temporary, path)

@@ -8,6 +8,7 @@ import torch
 from separator.losses import (
     ATTENTION_MARGIN,
     LossConfig,
+    Whole,
     best_assignment,
     claim_loss,
     energy,
@@ -112,7 +113,7 @@ def test_claims_of_the_true_shares_cost_least_wherever_their_slot_is() -> None:
 
     def loss(claims: torch.Tensor) -> float:
         given = Guidance(torch.zeros(0), logits, claims, shares, weights, torch.zeros(0))
-        return float(claim_loss(given, assigned, active))
+        return float(claim_loss(given, assigned, active, Whole.of(active)))
 
     right = torch.cat([logits[:, 1:], nothing, logits[:, :1]], 1)
     entropy = -(shares * shares.log() + (1 - shares) * (1 - shares).log()).mean()

@@ -14,7 +14,8 @@ ORDER = [
     *("errors", "attention", "naming", "inputs", "headers", "decoding", "audio", "formats", "writing"),
     *("stems", "stft", "masks", "layers", "network", "checkpoint"),
     *("rendering", "segments", "separate", "plot", "jobs", "metrics", "bsseval", "baselines"),
-    *("losses", "fuss", "fuss_protocol", "datasets", "training", "calibration"),
+    *("losses", "peers", "objectives", "fuss", "fuss_protocol", "datasets", "fuss_mixing"),
+    *("training_recipe", "run_folder", "distributed", "training", "training_command", "calibration"),
     *("outputs", "evaluation", "report", "benchmarks", "downloads", "console", "cli"),
     *("web_pictures", "web_jobs", "web_mix", "web_style", "web", "web_server"),
 ]

@@ -12,7 +12,7 @@ import pytest
 from test_datasets import write_bank
 
 from separator.report import stale_tables
-from separator.training import TrainingConfig
+from separator.training_recipe import TrainingConfig
 
 ROOT = Path(__file__).parents[1]
 SOUNDSCAPES = ROOT / "recipes/soundscapes"
@@ -57,7 +57,7 @@ def run(script: str, *arguments: object) -> str:
 def test_soundscapes_trains_and_its_loss_falls(tmp_path: Path, mechanism: str) -> None:
     (tmp_path / "small.toml").write_text(SMALL.format(mechanism=mechanism))
     bank = write_bank(tmp_path)
-    run("train.py", tmp_path / "small.toml", "--bank", bank, "--run", tmp_path / "run")
+    run("train.py", tmp_path / "small.toml", "--data", bank, "--run-folder", tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     totals = [line["total"] for line in lines if "total" in line]
     assert totals[-1] < totals[0] - 0.5
@@ -66,7 +66,7 @@ def test_soundscapes_trains_and_its_loss_falls(tmp_path: Path, mechanism: str) -
 def test_soundscapes_goes_from_training_to_scores(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL.format(mechanism="evidence_claim"))
     bank = write_bank(tmp_path)
-    run("train.py", tmp_path / "small.toml", "--bank", bank, "--run", tmp_path / "run")
+    run("train.py", tmp_path / "small.toml", "--data", bank, "--run-folder", tmp_path / "run")
     samples = ROOT / "data/samples"
     split = tmp_path / "mixtures/evaluation"
     split.mkdir(parents=True)
@@ -76,7 +76,7 @@ def test_soundscapes_goes_from_training_to_scores(tmp_path: Path) -> None:
         name = "background0_sound.wav" if k == 0 else f"foreground{k - 1}_sound.wav"
         (split / "example0000_sources" / name).symlink_to(source)
     (tmp_path / "mixtures/validation").symlink_to(split)
-    places = ("--bank", bank, "--run", tmp_path / "run", "--mixtures", tmp_path / "mixtures")
+    places = ("--bank", bank, "--run-folder", tmp_path / "run", "--mixtures", tmp_path / "mixtures")
     said = json.loads(run("release.py", tmp_path / "small.toml", *places, "--model", tmp_path / "model"))
     assert said["steps"] == 40
     place = ("--mixtures", tmp_path / "mixtures", "--results", tmp_path / "results")

@@ -18,15 +18,9 @@ from separator.calibration import (
     probabilities,
 )
 from separator.errors import SeparatorError
-from separator.training import (
-    TrainingConfig,
-    learning_rate_factor,
-    load_state,
-    mean_weights,
-    new_state,
-    read_recipe,
-    train,
-)
+from separator.run_folder import load_state
+from separator.training import Trainee, mean_weights, new_state, train
+from separator.training_recipe import TrainingConfig, learning_rate_factor, read_recipe
 
 RECIPE: dict[str, Any] = {
     "network": {"widths": [4, 6, 8, 16], "n_context": 1, "embedding": 8},
@@ -61,16 +55,14 @@ def test_killed_and_resumed_run_ends_with_the_same_weights(
     config = TrainingConfig.from_dict(RECIPE)
     whole = train(config, bank, tmp_path / "whole").state_dict()
 
-    import separator.training as training
+    step = Trainee.step
 
-    step = training.train_step
-
-    def step_until_killed(state: Any, *arguments: Any) -> Any:
-        if state.step == 5:
+    def step_until_killed(self: Trainee, *arguments: Any) -> Any:
+        if self._state.step == 5:
             raise Killed
-        return step(state, *arguments)
+        return step(self, *arguments)
 
-    monkeypatch.setattr(training, "train_step", step_until_killed)
+    monkeypatch.setattr(Trainee, "step", step_until_killed)
     with pytest.raises(Killed):
         train(config, bank, tmp_path / "resumed")
     monkeypatch.undo()
@@ -113,6 +105,24 @@ def test_loss_falls_on_two_tones(tmp_path: Path) -> None:
 def test_learning_rate_warms_up_and_decays_to_nothing() -> None:
     config = dataclasses.replace(TrainingConfig.from_dict(RECIPE), warmup_steps=3, decay_steps=2)
     assert [learning_rate_factor(s, config) for s in range(6)] == pytest.approx([1 / 3, 2 / 3, 1, 1, 1, 0.5])
+
+
+def test_a_budget_of_minutes_ends_the_run_at_a_rate_of_nothing(tmp_path: Path) -> None:
+    config = dataclasses.replace(
+        TrainingConfig.from_dict(RECIPE), warmup_steps=1, minutes=60.0, decay_minutes=20.0
+    )
+    assert [learning_rate_factor(5, config, m) for m in (0, 40, 50, 60, 61)] == [1, 1, 0.5, 0, 0]
+    recipe = {
+        **RECIPE,
+        "training": {**RECIPE["training"], "minutes": 1e-4, "log_every": 1},
+        "stages": [{**RECIPE["stages"][0], "until": 100}],
+    }
+    train(TrainingConfig.from_dict(recipe), write_bank(tmp_path), tmp_path / "run")
+    lines = [json.loads(line) for line in read_log(tmp_path / "run")]
+    assert lines[-2]["step"] < 100
+    assert lines[-2]["processor_minutes"] >= 1e-4
+    assert "validation" in lines[-1]
+    assert (tmp_path / "run/best.safetensors").is_file()
 
 
 def test_recipe_without_stages_or_with_a_misspelt_setting_is_refused() -> None:

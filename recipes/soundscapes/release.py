@@ -1,6 +1,6 @@
 """Fit the existence head of a trained run and write the run's averaged weights as a model folder.
 
-python recipes/soundscapes/release.py [--run DIR ...] [--model DIR] [--bank DIR] [--mixtures DIR]
+python recipes/soundscapes/release.py [--run-folder DIR ...] [--model DIR] [--bank DIR] [--mixtures DIR]
 """
 
 import argparse
@@ -9,19 +9,12 @@ from pathlib import Path
 
 import torch
 
-from separator.calibration import CalibrationConfig, calibrate
-from separator.checkpoint import save_model
-from separator.datasets import Bank
+from separator.calibration import CalibrationConfig, release
+from separator.datasets import Bank, fixed_mixtures
 from separator.fuss import read_fuss_examples
-from separator.training import (
-    TrainingConfig,
-    fixed_mixtures,
-    load_state,
-    mean_weights,
-    mixing_config,
-    new_state,
-    read_recipe,
-)
+from separator.run_folder import load_state
+from separator.training import mean_weights, new_state
+from separator.training_recipe import TrainingConfig, mixing_config, read_recipe
 
 HERE = Path(__file__).parent
 
@@ -34,7 +27,7 @@ def main() -> None:
     parser.add_argument("recipe", type=Path, nargs="?", default=HERE / "recipe.toml")
     parser.add_argument("--mechanism", help="slot attention mechanism (default: the recipe's)")
     parser.add_argument(
-        "--run",
+        "--run-folder",
         type=Path,
         nargs="+",
         help="run folder (default: runs/<recipe name> beside the recipe); of several the mean is taken",
@@ -47,7 +40,7 @@ def main() -> None:
     torch.set_num_threads(1)
     name, recipe = read_recipe(arguments.recipe, arguments.mechanism)
     states = []
-    for folder in arguments.run or [HERE / "runs" / name]:
+    for folder in arguments.run_folder or [HERE / "runs" / name]:
         states.append(new_state(TrainingConfig.from_dict(recipe)))
         load_state(states[-1], folder)
     settings = dict(recipe.get("calibration", {}))
@@ -59,12 +52,8 @@ def main() -> None:
         unheard = unheard[:: max(1, len(unheard) // arguments.limit)]
     network = states[-1].average
     network.load_state_dict(mean_weights([state.average.state_dict() for state in states]))
-    network.config, accuracy = calibrate(
-        network, heard, (example.sources for example in unheard), calibration
-    )
-    facts = {"steps": states[-1].step, "count_accuracy_validation": round(accuracy, 4)}
-    save_model(network, arguments.model, {"training": facts})
-    print(json.dumps({"model": str(arguments.model), "min_existence": network.config.min_existence, **facts}))
+    sources = (example.sources for example in unheard)
+    print(json.dumps(release(network, heard, sources, calibration, arguments.model, states[-1].step)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from separator.benchmarks import TASKS, draw_mixtures, train_models
 from separator.benchmarks.evaluation import predict
 from separator.benchmarks.experiments import read_experiment
 from separator.benchmarks.kinds import KINDS
-from separator.benchmarks.trainer import TEST_OFFSET, Setting, TrainedModel
+from separator.benchmarks.tasks import TEST_OFFSET
+from separator.benchmarks.trainer import Setting, TrainedModel
 from separator.errors import SeparatorError
 
 HERE = Path(__file__).parent

@@ -1,78 +1,13 @@
-"""Run an experiment of this folder: what has no record yet is run, and its record kept.
+"""Run an experiment of this folder.
 
-    python recipes/synthetic/run.py recipes/synthetic/table1.toml --jobs 2
-    python recipes/synthetic/run.py recipes/synthetic/table1.toml --scheduler tcp://host:8786
-
-Progress is written to stderr, the table of the records to stdout. It may be killed at any time: the same
-command goes on where it was. `--epochs` and the like make records of another budget, kept apart.
+python recipes/synthetic/run.py recipes/synthetic/table1.toml --jobs 2
+python recipes/synthetic/run.py recipes/synthetic/table1.toml --scheduler tcp://host:8786
 """
 
-import argparse
-import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-HERE = Path(__file__).parent
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the experiment; tell the exit status."""
-    options = parse(arguments)
-    os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))  # before torch reads it
-    from separator.benchmarks.experiments import read_experiment
-    from separator.benchmarks.kinds import KINDS
-    from separator.benchmarks.running import run_experiment
-    from separator.benchmarks.tables import summary_table
-    from separator.errors import SeparatorError
-
-    overrides = {
-        key: getattr(options, key) for key in ("epochs", "n_train", "n_test", "seeds", "tasks", "methods")
-    }
-    try:
-        experiment = read_experiment(options.experiment, KINDS, **overrides)
-        records = run_experiment(
-            experiment,
-            KINDS[experiment.kind],
-            options.results,
-            jobs=options.jobs,
-            scheduler=options.scheduler,
-            threads=options.threads,
-            stream=sys.stderr,
-        )
-        print(summary_table(records))
-    except SeparatorError as error:
-        print(f"run.py: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("run.py: stopped; the same command goes on from here", file=sys.stderr)
-        return 130
-    return 0
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
-    parser.add_argument("--jobs", type=_positive, default=1, help="cells at a time, each in its process")
-    parser.add_argument("--scheduler", help="address of a Dask scheduler whose workers run the cells")
-    parser.add_argument("--threads", type=_positive, default=1, help="of torch, for each cell")
-    parser.add_argument("--results", type=Path, default=HERE / "results", help="folder of the records")
-    for name in ("epochs", "n-train", "n-test"):
-        parser.add_argument(f"--{name}", type=_positive, help="instead of the experiment's")
-    parser.add_argument("--seeds", type=int, nargs="+", help="instead of the experiment's")
-    for name in ("tasks", "methods"):
-        parser.add_argument(f"--{name}", nargs="+", help="only these of the experiment's")
-    return parser.parse_args(arguments)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
+from separator.benchmarks.command import run_command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(__doc__, Path(__file__).parent / "results"))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from separator.benchmarks import metrics
 from separator.benchmarks.model import BenchmarkModel, Prediction
-from separator.benchmarks.tasks import Mixtures, Task
+from separator.benchmarks.tasks import Mixtures, Source, Task
 from separator.errors import SeparatorError
 
 EVALUATION_OFFSET = 40_000  # keeps the noise of an evaluation apart from the seed's other draws
@@ -41,12 +41,12 @@ def predict(model: BenchmarkModel, signals: Tensor, *, seed: int, **options: Any
     return prediction
 
 
-def measure(model: BenchmarkModel, task: Task, test: Mixtures, seed: int) -> Measurements:
+def measure(model: BenchmarkModel, task: Source, test: Mixtures, seed: int) -> Measurements:
     """Return the metrics of every record; None where a metric has no value."""
     return score(predict(model, test.signals, seed=seed), task, test)
 
 
-def score(prediction: Prediction, task: Task, test: Mixtures, *, barred: int | None = None) -> Measurements:
+def score(prediction: Prediction, task: Source, test: Mixtures, *, barred: int | None = None) -> Measurements:
     """Return the metrics of a prediction; slot `barred` is not matched with sources."""
     _, attn, exist_logits, params, _ = prediction
     truth = test.params, exist_logits, test.counts
@@ -60,7 +60,7 @@ def score(prediction: Prediction, task: Task, test: Mixtures, *, barred: int | N
     }
     if task.parameter_names[0] == FREQUENCY:
         scores["source_recovery"] = metrics.source_recovery(params, *truth, barred=barred)
-    return _plain(scores)
+    return plain(scores)
 
 
 def slot_order(model: BenchmarkModel, task: Task, test: Mixtures, seed: int) -> Measurements:
@@ -73,7 +73,7 @@ def slot_order(model: BenchmarkModel, task: Task, test: Mixtures, seed: int) -> 
         attn = predict(model, test.signals, seed=seed, slot_order=order).attn
         overlaps.append(metrics.peak_overlap(attn, test.counts))
     spread = {"min": min(overlaps), "max": max(overlaps), "mean": sum(overlaps) / N_ORDERS}
-    return _plain({f"random_order_peak_overlap_{name}": value for name, value in spread.items()})
+    return plain({f"random_order_peak_overlap_{name}": value for name, value in spread.items()})
 
 
 def greedy_order(model: BenchmarkModel, task: Task, test: Mixtures, seed: int) -> Measurements:
@@ -102,7 +102,7 @@ def depleted_mass(model: BenchmarkModel, task: Task, test: Mixtures, seed: int) 
     prediction = predict(model, test.signals, seed=seed)
     evidence = prediction.evidence or []
     matched, unmatched = metrics.depleted_mass(evidence, prediction.exist_logits, test.counts)
-    return _plain({"depleted_mass_matched": matched, "depleted_mass_unmatched": unmatched})
+    return plain({"depleted_mass_matched": matched, "depleted_mass_unmatched": unmatched})
 
 
 EVALUATIONS: dict[str, Evaluation] = {
@@ -128,6 +128,6 @@ def _prefixed(prefix: str, values: Measurements) -> Measurements:
     return {f"{prefix}_{name}": value for name, value in values.items()}
 
 
-def _plain(values: dict[str, float]) -> Measurements:
+def plain(values: dict[str, float]) -> Measurements:
     """Round, and put None for what has no value: JSON has no NaN."""
     return {k: None if math.isnan(v) else round(v, DECIMALS) for k, v in values.items()}

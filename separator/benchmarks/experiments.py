@@ -243,5 +243,9 @@ def _check_value(key: str, value: Any, hint: Any) -> None:
             if not number or not 0 < value < float("inf"):
                 raise SeparatorError(f"{key}={value!r} is not {wanted}")
             return
+    if str in kinds:
+        if not isinstance(value, str):
+            raise SeparatorError(f"{key}={value!r} is not a text")
+        return
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
         raise SeparatorError(f"{key}={value!r} is not a list of names")

@@ -9,10 +9,12 @@ from separator.attention import MECHANISMS
 from separator.attention.registry import mechanism_options
 from separator.benchmarks.evaluation import check_evaluations
 from separator.benchmarks.experiments import Argument, Kind, arguments_of_function
+from separator.benchmarks.fuss_task import FussTask
 from separator.benchmarks.geometry import CHECKED, check_geometry
 from separator.benchmarks.latency import RANDOM_TOKENS, measure_latency
 from separator.benchmarks.methods import METHODS, NEEDS_CLAIM, method_of
-from separator.benchmarks.tasks import TASKS
+from separator.benchmarks.paper_fuss import FOLDER, train_paper_fuss
+from separator.benchmarks.tasks import TASKS, TRAIN
 from separator.benchmarks.trainer import Setting, train_synthetic
 from separator.errors import SeparatorError
 
@@ -23,7 +25,7 @@ def check_training(task: str, method: str, arguments: Mapping[str, Any]) -> None
     _check_options(method, mechanism, arguments["options"])
     evaluations = tuple(arguments.get("evaluations", ()))
     setting = Setting(**{key: value for key, value in arguments.items() if key != "evaluations"})
-    setting.mixtures(TASKS[task], 1, 0)
+    setting.mixtures(TASKS[task], 1, 0, TRAIN)
     if mechanism is not None:
         check_evaluations(evaluations, setting.model(TASKS[task], method, 0))
     elif evaluations:
@@ -52,6 +54,16 @@ def _training_arguments() -> dict[str, Argument]:
     return {**own, "evaluations": Argument((), Sequence[str])}
 
 
+def _check_paper_fuss(task: str, method: str, arguments: Mapping[str, Any]) -> None:
+    """Read one mixture of the data and build the model."""
+    _check_options(method, method_of(method).mechanism, arguments["options"])
+    values = {"folder": FOLDER, **arguments}
+    kind = FussTask(values.pop("folder"))
+    setting = Setting(**values)
+    setting.mixtures(kind, 1, 0, TRAIN)
+    setting.model(kind, method, 0)
+
+
 _TIMED = tuple(name for name in MECHANISMS if name not in NEEDS_CLAIM)
 KINDS = {
     "training": Kind(train_synthetic, tuple(TASKS), tuple(METHODS), _training_arguments(), check_training),
@@ -62,6 +74,13 @@ KINDS = {
         arguments_of_function(measure_latency),
         _check_mechanism,
         alone=True,
+    ),
+    "paper_fuss": Kind(
+        train_paper_fuss,
+        (FussTask.name,),
+        tuple(name for name, method in METHODS.items() if method.mechanism is not None),
+        arguments_of_function(train_paper_fuss),
+        _check_paper_fuss,
     ),
     "geometry": Kind(
         check_geometry,

@@ -9,7 +9,7 @@ Reference: Houba, NeurIPS 2026, section 3.1.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ DOMINANT_AMPLITUDE = (5.0, 10.0)  # of the first source
 AMPLITUDE = (0.2, 1.0)  # of the others
 AMPLITUDE_NAME = "amplitude"
 PHASE_NAME = "phase"
+TRAIN, TEST = "train", "test"
+TEST_OFFSET = 10_000  # a seed gives the training data; the test data's draws are kept apart
 
 
 class Mixtures(NamedTuple):
@@ -29,6 +31,31 @@ class Mixtures(NamedTuple):
     params: Tensor  # [B, K_max, P]
     counts: Tensor  # [B], 1 to K_max
     components: Tensor  # [B, K_max, N]
+
+
+class Source(Protocol):
+    """What mixtures come from, to train on and to be tested on."""
+
+    @property
+    def name(self) -> str:
+        """Of the task."""
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """Of a source."""
+
+    @property
+    def n_params(self) -> int:
+        """Parameters of a source."""
+
+    @property
+    def tokenizer_type(self) -> str:
+        """How the benchmark model reads it."""
+
+    def mixtures(
+        self, n: int, *, seed: int, split: str, n_samples: int, max_sources: int, amp_ratio: float | None
+    ) -> Mixtures:
+        """Return n mixtures of the split `TRAIN` or `TEST`."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +78,14 @@ class Task:
     def n_params(self) -> int:
         """Parameters of a source."""
         return len(self.parameter_names)
+
+    def mixtures(
+        self, n: int, *, seed: int, split: str, n_samples: int, max_sources: int, amp_ratio: float | None
+    ) -> Mixtures:
+        """Draw n mixtures by `draw_mixtures`."""
+        seed = seed + TEST_OFFSET if split == TEST else seed
+        sizes = {"n_samples": n_samples, "max_sources": max_sources}
+        return draw_mixtures(self, n, seed=seed, amp_ratio=amp_ratio, **sizes)
 
     def waveforms(self, params: Tensor, n_samples: int) -> Tensor:
         """Return the waveforms [..., N] of sources with parameters [..., P].

@@ -18,13 +18,12 @@ from separator.benchmarks.methods import method_of
 from separator.benchmarks.model import BenchmarkModel, Prediction, build_model
 from separator.benchmarks.pursuit import pursue
 from separator.benchmarks.stacked import StackedRun, is_stackable
-from separator.benchmarks.tasks import Mixtures, Task, draw_mixtures, task_of
+from separator.benchmarks.tasks import TEST, TRAIN, Mixtures, Source, Task, task_of
 from separator.errors import SeparatorError
 from separator.training import environment
 
 GRADIENT_NORM = 1.0
 # A seed gives the training data and the start of the model; the other draws are kept apart from these.
-TEST_OFFSET = 10_000
 NOISE_OFFSET = 20_000
 BATCH_OFFSET = 30_000
 
@@ -66,12 +65,18 @@ class Setting:
                 "pass more mixtures"
             )
 
-    def mixtures(self, task: Task, n: int, seed: int) -> Mixtures:
-        """Draw mixtures of this setting."""
-        sizes = {"n_samples": self.n_samples, "max_sources": self.max_sources}
-        return draw_mixtures(task, n, seed=seed, amp_ratio=self.amp_ratio, **sizes)
+    def mixtures(self, task: Source, n: int, seed: int, split: str) -> Mixtures:
+        """Return n mixtures of this setting, of the split `TRAIN` or `TEST`."""
+        return task.mixtures(
+            n,
+            seed=seed,
+            split=split,
+            n_samples=self.n_samples,
+            max_sources=self.max_sources,
+            amp_ratio=self.amp_ratio,
+        )
 
-    def model(self, task: Task, method: str, seed: int) -> BenchmarkModel:
+    def model(self, task: Source, method: str, seed: int) -> BenchmarkModel:
         """Build a model of this setting; the seed gives its start."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -167,7 +172,7 @@ def train_synthetic(
     records = []
     for trained in train_models(task, method, seeds=seeds, setting=chosen, progress=progress):
         seed, model = trained.seed, trained.model
-        test = chosen.mixtures(kind, chosen.n_test, seed + TEST_OFFSET)
+        test = chosen.mixtures(kind, chosen.n_test, seed, TEST)
         found = measure(model, kind, test, seed)
         for name in evaluations:
             found |= EVALUATIONS[name].measure(model, kind, test, seed)
@@ -182,7 +187,7 @@ def _pursuit_record(
     if evaluations or setting.options:
         received = f"evaluations={list(evaluations)} and options={setting.options}"
         raise SeparatorError(f"{received} do not apply to {method!r}, which has no model; leave them out")
-    test = setting.mixtures(task, setting.n_test, seed + TEST_OFFSET)
+    test = setting.mixtures(task, setting.n_test, seed, TEST)
     found = score(pursue(task, test, setting.n_slots, setting.n_tokens), task, test)
     return _record(task, method, seed, setting, {**found, "count_accuracy": None}, 0.0)
 
@@ -196,7 +201,7 @@ def _record(
 
 
 def train_models(
-    task: str,
+    task: str | Source,
     method: str,
     *,
     seeds: Sequence[int],
@@ -213,7 +218,8 @@ def train_models(
         SeparatorError: unknown task, method or option, or sizes that do not fit.
     """
     setting = Setting() if setting is None else setting
-    chosen, weights = task_of(task), method_of(method).weights
+    chosen = task_of(task) if isinstance(task, str) else task
+    weights = method_of(method).weights
     models = [setting.model(chosen, method, seed) for seed in _checked(seeds)]
     if together and is_stackable(models[0]):
         generators = [torch.Generator().manual_seed(seed + NOISE_OFFSET) for seed in seeds]
@@ -230,7 +236,7 @@ def train_models(
 
 
 def _fit(
-    run: Run, seeds: Sequence[int], task: Task, setting: Setting, weights: LossWeights, progress: Progress
+    run: Run, seeds: Sequence[int], task: Source, setting: Setting, weights: LossWeights, progress: Progress
 ) -> list[TrainedModel]:
     features, params, counts = _training_data(run.models(), seeds, task, setting)
     shuffles = [torch.Generator().manual_seed(seed + BATCH_OFFSET) for seed in seeds]
@@ -257,7 +263,7 @@ def _fit(
         seconds += time.perf_counter() - started
         if setting.dynamics_every is not None and epoch % setting.dynamics_every == 0:
             for log, model, seed in zip(dynamics, run.models(), seeds, strict=True):
-                test = setting.mixtures(task, setting.n_test, seed + TEST_OFFSET)
+                test = setting.mixtures(task, setting.n_test, seed, TEST)
                 log.append({"epoch": epoch, **measure(model, task, test, seed)})
         progress(epoch / setting.epochs)
     losses = (total / n_steps).tolist()
@@ -266,10 +272,10 @@ def _fit(
 
 
 def _training_data(
-    models: Sequence[BenchmarkModel], seeds: Sequence[int], task: Task, setting: Setting
+    models: Sequence[BenchmarkModel], seeds: Sequence[int], task: Source, setting: Setting
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return features [R, n, L, F], parameters [R, n, K, P] and counts [R, n] of each seed."""
-    drawn = [setting.mixtures(task, setting.n_train, seed) for seed in seeds]
+    drawn = [setting.mixtures(task, setting.n_train, seed, TRAIN) for seed in seeds]
     read = models[0].tokenizer.features
     return (
         torch.stack([read(mixtures.signals) for mixtures in drawn]),

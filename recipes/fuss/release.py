@@ -1,0 +1,48 @@
+"""Fit the existence head of a run on FUSS and write its best weights as a model folder.
+
+python recipes/fuss/release.py --model DIR [RECIPE.toml] [--run-folder DIR] [--data DIR]
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from separator.calibration import CalibrationConfig, release
+from separator.fuss import read_fuss_examples
+from separator.run_folder import load_best
+from separator.training import new_state
+from separator.training_recipe import TrainingConfig, read_recipe
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    """Parse the command line, calibrate and save."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipe", type=Path, nargs="?", default=HERE / "separator.toml")
+    parser.add_argument(
+        "--run-folder", type=Path, help="run folder (default: runs/<recipe name> beside the recipe)"
+    )
+    parser.add_argument("--data", type=Path, default=HERE.parents[1] / "data/fuss/ssdata")
+    parser.add_argument("--limit", type=int, help="calibrate on this many mixtures only")
+    parser.add_argument("--model", type=Path, required=True, help="folder that is written")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    name, recipe = read_recipe(arguments.recipe)
+    network = new_state(TrainingConfig.from_dict(recipe)).average
+    best = load_best(network, arguments.run_folder or HERE / "runs" / name)
+    config = CalibrationConfig(**recipe.get("calibration", {}))
+    n_heard = arguments.limit or config.n_mixtures
+    heard, unheard = (
+        (e.sources for e in read_fuss_examples(arguments.data, split)[:limit] if len(e.sources))
+        for split, limit in (("train", n_heard), ("validation", arguments.limit))
+    )
+    print(json.dumps(release(network, heard, unheard, config, arguments.model, best["step"])))
+
+
+if __name__ == "__main__":
+    main()

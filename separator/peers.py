@@ -1,0 +1,73 @@
+"""Peers trained on the same ground as the product's network: waveforms in, waveforms out.
+
+Reference: Luo and Mesgarani, "Conv-TasNet", IEEE/ACM TASLP 2019, in torchaudio's implementation.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from separator.errors import SeparatorError
+
+LEVEL_FLOOR = 1e-8  # of a mixture's RMS
+
+
+@dataclass(frozen=True)
+class ConvTasNetConfig:
+    """Sizes of a `ConvTasNet`; the names are torchaudio's."""
+
+    sample_rate: int = 16_000
+    num_sources: int = 4
+    enc_kernel_size: int = 32
+    enc_num_feats: int = 256
+    msk_kernel_size: int = 3
+    msk_num_feats: int = 128
+    msk_num_hidden_feats: int = 256
+    msk_num_layers: int = 8
+    msk_num_stacks: int = 2
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "ConvTasNetConfig":
+        """Build from plain values such as a TOML table.
+
+        Raises:
+            SeparatorError: a key is unknown.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise SeparatorError(f"unknown network setting {unknown}; known are {sorted(known)}")
+        return cls(**values)
+
+
+class ConvTasNet(nn.Module):
+    """torchaudio's Conv-TasNet at any level, with estimates that add up to the mixture."""
+
+    def __init__(self, config: ConvTasNetConfig) -> None:
+        super().__init__()
+        from torchaudio.models import ConvTasNet as Model
+
+        sizes = dataclasses.asdict(config)
+        del sizes["sample_rate"]
+        self.config = config
+        self.model = Model(**sizes, msk_activate="relu")
+
+    def forward(self, mixture: Tensor) -> Tensor:
+        """Separate mixtures [B, time] into estimates [B, S, time]; what is missing is shared equally."""
+        level = mixture.square().mean(1).sqrt().clamp(min=LEVEL_FLOOR)[:, None, None]
+        estimates: Tensor = self.model(mixture[:, None] / level) * level
+        missing = mixture[:, None] - estimates.sum(1, keepdim=True)
+        return estimates + missing / estimates.shape[1]
+
+
+def called_by_level(estimates: Tensor, mixture: Tensor, floor_db: float) -> Tensor:
+    """Tell which estimates [S, time] are sources: those within ``floor_db`` of the mixture's energy."""
+    energy = estimates.square().sum(-1)
+    return energy > 10 ** (floor_db / 10) * mixture.square().sum(-1)
+
+
+def n_parameters(module: nn.Module) -> int:
+    """Count what is trained."""
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)

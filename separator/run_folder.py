@@ -1,0 +1,130 @@
+"""The folder of a training run: what it was, its log, and states from which it goes on after a kill.
+
+``config.json`` (resolved recipe, commit, environment), ``log.jsonl``, ``state-N.safetensors`` (weights, their
+average, optimiser after step N), ``state.json``, which names the newest whole one, and ``best.safetensors``
+with ``best.json``: the averaged weights that scored best in validation.
+"""
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from separator.errors import SeparatorError
+
+
+@dataclass
+class TrainingState:
+    """What changes from step to step."""
+
+    network: nn.Module
+    average: nn.Module
+    optimizer: torch.optim.AdamW
+    step: int = 0
+    processor_seconds: float = 0.0
+    """What the run has cost so far."""
+
+
+def save_state(state: TrainingState, directory: Path) -> None:
+    """Write the state so that a kill at any moment leaves a whole one."""
+    tensors = {f"network.{k}": v.contiguous() for k, v in state.network.state_dict().items()}
+    tensors |= {f"average.{k}": v.contiguous() for k, v in state.average.state_dict().items()}
+    for name, parameter in state.network.named_parameters():
+        values = state.optimizer.state[parameter]
+        tensors |= {f"optimizer.{name}.{k}": v.contiguous() for k, v in values.items()}
+    file = directory / f"state-{state.step}.safetensors"
+    save_file(tensors, file)
+    write_json(
+        directory / "state.json",
+        {"step": state.step, "file": file.name, "processor_seconds": state.processor_seconds},
+    )
+    for old in directory.glob("state-*.safetensors"):
+        if old != file:
+            old.unlink()
+
+
+def has_state(directory: Path) -> bool:
+    """Tell whether a run in this folder has got as far as a state."""
+    return (directory / "state.json").is_file()
+
+
+def load_state(state: TrainingState, directory: Path) -> None:
+    """Continue from what `save_state` wrote."""
+    saved = json.loads((directory / "state.json").read_text())
+    tensors = load_file(directory / saved["file"])
+
+    def part(prefix: str) -> dict[str, Tensor]:
+        return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+    state.network.load_state_dict(part("network."))
+    state.average.load_state_dict(part("average."))
+    for name, parameter in state.network.named_parameters():
+        values = part(f"optimizer.{name}.")
+        if values:
+            moments = {k: v.to(parameter.device) if k != "step" else v for k, v in values.items()}
+            state.optimizer.state[parameter] = moments
+    state.step = saved["step"]
+    state.processor_seconds = saved.get("processor_seconds", 0.0)
+
+
+def keep_best(state: TrainingState, score: float, directory: Path) -> None:
+    """Keep the averaged weights if ``score`` is the highest so far."""
+    known = directory / "best.json"
+    if known.is_file() and json.loads(known.read_text())["score"] >= score:
+        return
+    temporary = directory / "best.tmp"
+    save_file({k: v.contiguous() for k, v in state.average.state_dict().items()}, temporary)
+    os.replace(temporary, directory / "best.safetensors")
+    write_json(known, {"step": state.step, "score": score})
+
+
+def load_best(network: nn.Module, directory: Path) -> dict[str, Any]:
+    """Give ``network`` the best weights of a run; return their step and score.
+
+    Raises:
+        SeparatorError: the run was never validated.
+    """
+    if not (directory / "best.json").is_file():
+        raise SeparatorError(f"no best.json in {directory}; train until the first validation")
+    network.load_state_dict(load_file(directory / "best.safetensors"))
+    found: dict[str, Any] = json.loads((directory / "best.json").read_text())
+    return found
+
+
+def log(directory: Path, record: dict[str, Any]) -> None:
+    """Add a line to the run's log."""
+    with (directory / "log.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def cut_log(directory: Path, step: int) -> None:
+    """Drop what was logged after ``step``: those steps are taken again."""
+    path = directory / "log.jsonl"
+    if path.is_file():
+        kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= step]
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(f"{line}\n" for line in kept))
+        os.replace(temporary, path)
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(values, indent=1))
+    os.replace(temporary, path)
+
+
+def commit() -> str | None:
+    """Commit of the checkout that this package runs from; None outside one."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

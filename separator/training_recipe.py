@@ -1,0 +1,139 @@
+"""What a training recipe says: network, stages of the curriculum, optimiser, budget and bookkeeping."""
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from separator.datasets import MixingConfig
+from separator.errors import SeparatorError
+from separator.fuss_mixing import RemixConfig
+from separator.losses import LossConfig
+from separator.network import NetworkConfig
+from separator.objectives import network_config
+from separator.peers import ConvTasNetConfig
+
+MIXING: dict[str, type[MixingConfig] | type[RemixConfig]] = {"soundscapes": MixingConfig, "fuss": RemixConfig}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stretch of the curriculum: until which step, on what mixtures, with what loss."""
+
+    until: int
+    batch_size: int
+    mixing: MixingConfig | RemixConfig
+    loss: LossConfig
+    n_refine: int | None = None
+    """Refinements of the slots (None: the network's own number)."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], data: str = "soundscapes") -> "Stage":
+        """Build from a table ``{until, batch_size, n_refine, mixing = {...}, loss = {...}}``.
+
+        ``data`` names what ``mixing`` is about.
+
+        Raises:
+            SeparatorError: a key is unknown.
+        """
+        for kind, part in ((cls, values), (LossConfig, values.get("loss", {}))):
+            known = {field.name for field in dataclasses.fields(kind)}
+            if unknown := sorted(set(part) - known):
+                raise SeparatorError(f"unknown setting {unknown} of a stage; known are {sorted(known)}")
+        return cls(
+            values["until"],
+            values["batch_size"],
+            mixing_config(values.get("mixing", {}), data),
+            LossConfig(**values.get("loss", {})),
+            values.get("n_refine"),
+        )
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Optimiser, budget and bookkeeping of a run; the last stage's ``until`` is the number of steps."""
+
+    stages: tuple[Stage, ...]
+    network: NetworkConfig | ConvTasNetConfig
+    data: str = "soundscapes"
+    """Kind of the mixtures, a key of `MIXING`."""
+    seed: int = 0
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    warmup_steps: int = 300
+    decay_steps: int = 2000
+    gradient_clip: float = 5.0
+    averaging: float = 0.998
+    """Decay of the exponential average of the weights, the model that is evaluated and shipped."""
+    bfloat16: bool = True
+    accumulate: int = 1
+    """Passes of a process that a batch is spread over, to save memory."""
+    minutes: float | None = None
+    """Processor minutes after which training ends, whatever the stages say; None: no limit."""
+    decay_minutes: float = 15.0
+    """Before that end the learning rate falls for so long, instead of for `decay_steps`."""
+    workers: int = 1
+    log_every: int = 50
+    save_every: int = 300
+    validate_every: int = 1000
+    n_validation: int = 48
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "TrainingConfig":
+        """Build from a recipe's ``data`` and its tables ``network``, ``stages`` and ``training``.
+
+        Raises:
+            SeparatorError: there is no stage, or a name or key is unknown.
+        """
+        data = values.get("data", "soundscapes")
+        if data not in MIXING:
+            raise SeparatorError(f"unknown {data=}; choose {' or '.join(MIXING)}")
+        if not values.get("stages"):
+            raise SeparatorError(f"the recipe has no [[stages]]; its tables are {sorted(values)}")
+        network = network_config(values.get("network", {}))
+        stages = tuple(Stage.from_dict(stage, data) for stage in values["stages"])
+        known = {field.name for field in dataclasses.fields(cls)} - {"stages", "network", "data"}
+        unknown = sorted(set(values.get("training", {})) - known)
+        if unknown:
+            raise SeparatorError(f"unknown training setting {unknown}; known are {sorted(known)}")
+        return cls(stages, network, data, **values.get("training", {}))
+
+    @property
+    def steps(self) -> int:
+        """Length of the run."""
+        return self.stages[-1].until
+
+
+def mixing_config(values: Mapping[str, Any], data: str = "soundscapes") -> MixingConfig | RemixConfig:
+    """Build from plain values such as a TOML table.
+
+    Raises:
+        SeparatorError: a key is unknown.
+    """
+    known = {field.name for field in dataclasses.fields(MIXING[data])}
+    if unknown := sorted(set(values) - known):
+        raise SeparatorError(f"unknown setting {unknown} of a stage's mixing; known are {sorted(known)}")
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return MIXING[data](**plain)
+
+
+def read_recipe(path: Path, mechanism: str | None = None) -> tuple[str, dict[str, Any]]:
+    """Name and tables of a recipe's TOML file; ``mechanism`` replaces the recipe's and joins the name."""
+    recipe = tomllib.loads(path.read_text())
+    if mechanism is None:
+        return path.stem, recipe
+    network = {**recipe.get("network", {}), "mechanism": mechanism}
+    return f"{path.stem}_{mechanism}", {**recipe, "network": network}
+
+
+def learning_rate_factor(step: int, config: TrainingConfig, minutes: float = 0.0) -> float:
+    """Warm-up, plateau, linear decay to zero at the end of the steps, or of `TrainingConfig.minutes`.
+
+    ``minutes`` is the processor time that the run has cost so far.
+    """
+    left = (config.steps - step) / config.decay_steps
+    if config.minutes is not None:
+        left = max(0.0, config.minutes - minutes) / config.decay_minutes
+    return min(1.0, (step + 1) / config.warmup_steps, left)
