@@ -3,8 +3,8 @@
 A split is ``{split}/exampleN.wav`` beside ``{split}/exampleN_sources/*.wav``, listed in
 ``{split}_example_list.txt`` (tab-separated: mixture, then its sources); without the list the folders are
 read. A source that an example does not have may have no file or a file of zeros: sources are counted by
-energy, not by files. ``FussExamples`` reads any such split, ``FussDataset`` gives it to training, and
-``check_fuss_split`` says what is wrong with one. An optional ``{split}_examples.csv`` with the columns
+energy, not by files. ``FussExamples`` reads any such split, ``check_fuss_split`` says what is wrong with one,
+and `fuss_mixing` trains on one. An optional ``{split}_examples.csv`` with the columns
 ``mixture`` and ``package_heldout`` marks mixtures whose sources all come from packages that training never
 saw.
 
@@ -22,7 +22,6 @@ from typing import overload
 import soundfile
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from separator.audio import read_audio
 from separator.errors import SeparatorError
@@ -95,39 +94,6 @@ class FussExamples(Sequence[Example]):
         if found != wanted:
             raise SeparatorError(f"{entry.mixture or example.name} {_is_not(*found, *wanted)}")
         return example
-
-
-class FussDataset(Dataset[dict[str, Tensor]]):
-    """Examples for training, one by one: ``sources`` [max_sources, time], ``mixture`` [time], ``active``.
-
-    Sources that sound come first, the others are zero; the mixture is the sum of the sources, and ``active``
-    [max_sources] tells which sound. Nothing is read before it is asked for.
-    """
-
-    def __init__(self, examples: FussExamples, *, max_sources: int = MAX_SOURCES) -> None:
-        self.examples = examples
-        self.max_sources = max_sources
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """One example.
-
-        Raises:
-            SeparatorError: it has more sources than ``max_sources``, or as ``FussExamples`` does.
-        """
-        example = self.examples[index]
-        n_sources = len(example.sources)
-        if n_sources > self.max_sources:
-            raise SeparatorError(f"{example.name} has {n_sources} sources, more than {self.max_sources=}")
-        sources = example.mixture.new_zeros(self.max_sources, example.mixture.shape[0])
-        sources[:n_sources] = example.sources
-        return {
-            "sources": sources,
-            "mixture": sources.sum(0),
-            "active": torch.arange(self.max_sources) < n_sources,
-        }
 
 
 def read_fuss_examples(

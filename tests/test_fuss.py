@@ -7,7 +7,7 @@ import torch
 
 from separator import fuss
 from separator.errors import SeparatorError
-from separator.fuss import FussDataset, check_fuss_split, read_fuss_examples
+from separator.fuss import check_fuss_split, read_fuss_examples
 
 LENGTH = 800
 SOURCES = ("background0_sound", "foreground0_sound", "foreground1_sound", "foreground2_sound")
@@ -166,26 +166,10 @@ def test_audio_is_read_when_an_example_is_asked_for(tmp_path: Path, monkeypatch:
     asked: list[str] = []
     real = fuss.read_audio
     monkeypatch.setattr(fuss, "read_audio", lambda path: asked.append(path.name) or real(path))
-    dataset = FussDataset(read_fuss_examples(tmp_path, "test"))
-    assert (len(dataset), asked) == (3, [])
-    assert dataset[2]["active"].tolist() == [True, True, True, False]
+    examples = read_fuss_examples(tmp_path, "test")
+    assert (len(examples), asked) == (3, [])
+    assert len(examples[2].sources) == 3
     assert asked[0] == "example0002.wav" and len(asked) == 5
-
-
-def test_training_examples_are_padded_and_their_mixture_is_the_sum(tmp_path: Path) -> None:
-    write_split(tmp_path, [2, 0, 4])
-    dataset = FussDataset(read_fuss_examples(tmp_path, "test"), max_sources=4)
-    batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=3)))
-    assert batch["sources"].shape == (3, 4, LENGTH)
-    assert batch["active"].sum(1).tolist() == [2, 0, 4]
-    assert torch.equal(batch["mixture"], batch["sources"].sum(1))
-    assert torch.equal(batch["sources"].abs().amax(-1) > 0, batch["active"])
-
-
-def test_more_sources_than_a_training_example_holds_are_refused(tmp_path: Path) -> None:
-    write_split(tmp_path, [3])
-    with pytest.raises(SeparatorError, match=r"example0000 has 3 sources, more than self.max_sources=2"):
-        FussDataset(read_fuss_examples(tmp_path, "test"), max_sources=2)[0]
 
 
 def check(root: Path, n_examples: int | None = None) -> list[str]:
