@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 from test_datasets import write_bank
+from test_distributed import write_fuss
 
 from separator.report import stale_tables
 from separator.training_recipe import TrainingConfig
@@ -47,7 +48,11 @@ mixing = {{ seconds = 0.5, counts = [0.0, 1.0], scene_share = 0.0, reverberant =
 
 
 def run(script: str, *arguments: object) -> str:
-    command = [sys.executable, str(SOUNDSCAPES / script), *map(str, arguments)]
+    return run_of(SOUNDSCAPES / script, *arguments)
+
+
+def run_of(script: Path, *arguments: object) -> str:
+    command = [sys.executable, str(script), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -149,3 +154,74 @@ def test_batch_speed_table_is_that_of_the_results() -> None:
     record = json.loads(results.read_text())
     assert record["same_stems"]
     assert stale_tables(script.HERE / "README.md", {"batch": script.table(record)}) == []
+
+
+@pytest.mark.parametrize("recipe", ["separator", "separator_hour", "conv_tasnet", "conv_tasnet_hour"])
+def test_fuss_recipe_is_one_the_trainer_takes(recipe: str) -> None:
+    config = TrainingConfig.from_dict(tomllib.loads((ROOT / f"recipes/fuss/{recipe}.toml").read_text()))
+    assert config.data == "fuss"
+    assert config.steps >= 60_000 or config.minutes
+    assert config.accumulate == 1
+
+
+def test_fuss_goes_from_training_to_a_comparison(tmp_path: Path) -> None:
+    """Both networks train for seconds, are released or compared, and scored."""
+    data = write_fuss(tmp_path / "data")
+    (data / "eval").symlink_to(data / "validation")
+    fuss = ROOT / "recipes/fuss"
+    sizes = {"enc_num_feats": 16, "msk_num_feats": 8, "msk_num_hidden_feats": 8, "msk_num_layers": 2}
+    peer = 'kind = "conv_tasnet"\n' + "".join(f"{name} = {size}\n" for name, size in sizes.items())
+    head, network, rest = (SMALL.format(mechanism="evidence_claim")).partition("[training]")
+    rest = rest.split("[calibration]")[0] + (
+        "[calibration]\nepochs = 2\n[[stages]]\nuntil = 12\nbatch_size = 4\nmixing = { seconds = 0.5 }\n"
+    )
+    (tmp_path / "ours.toml").write_text('data = "fuss"\n' + head + network + rest)
+    (tmp_path / "peer.toml").write_text('data = "fuss"\n[network]\n' + peer + network + rest)
+    for name in ("ours", "peer"):
+        run_of(fuss / "train.py", tmp_path / f"{name}.toml", "--data", data, "--run-folder", tmp_path / name)
+    model = tmp_path / "model"
+    run_of(
+        fuss / "release.py",
+        tmp_path / "ours.toml",
+        "--run-folder",
+        tmp_path / "ours",
+        "--data",
+        data,
+        "--model",
+        model,
+    )
+    run_of(
+        fuss / "compare.py",
+        "--model",
+        model,
+        "--ours",
+        tmp_path / "ours.toml",
+        "--ours-run",
+        tmp_path / "ours",
+        "--peer",
+        tmp_path / "peer.toml",
+        "--peer-run",
+        tmp_path / "peer",
+        "--data",
+        data,
+        "--stems",
+        tmp_path / "stems",
+        "--results",
+        tmp_path,
+    )
+    compared = json.loads((tmp_path / "compare.json").read_text())["networks"]
+    assert compared["separator"]["examples"] == compared["conv_tasnet"]["examples"] == 48
+    assert all(row["real_time_factor"] > 0 for row in compared.values())
+    said = run_of(
+        fuss / "evaluate.py", "--estimates", tmp_path / "stems", "--data", data, "--results", tmp_path
+    )
+    assert "count right" in said
+    report = json.loads((tmp_path / "stems.json").read_text())["reports"]["stems"]["all"]
+    assert report["sum_error_db"]["mean"] is None or report["sum_error_db"]["mean"] < -100
+    run_of(fuss / "cost.py", tmp_path / "ours.toml", "--data", data, "--steps", "1", "--results", tmp_path)
+    assert json.loads((tmp_path / "cost.json").read_text())["stages"][0]["flops_per_step"] > 1e6
+
+
+def test_fuss_tables_are_those_of_the_results() -> None:
+    script = load_script("fuss", "tables")
+    assert stale_tables(script.HERE / "README.md", script.tables()) == []
