@@ -34,6 +34,7 @@ from separator.layers import (
     search_facts,
     slot_facts,
 )
+from separator.settings import settings_from
 
 BANDS_PER_TOKEN = 8
 FRAMES_PER_TOKEN = 4
@@ -71,12 +72,7 @@ class NetworkConfig:
         Raises:
             SeparatorError: a key is unknown.
         """
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise SeparatorError(f"unknown network setting {unknown}; known are {sorted(known)}")
-        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        return cls(**plain)
+        return settings_from(cls, values, "network")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that `from_dict` takes back."""

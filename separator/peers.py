@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from separator.errors import SeparatorError
+from separator.settings import settings_from
 
 LEVEL_FLOOR = 1e-8  # of a mixture's RMS
 
@@ -36,10 +36,7 @@ class ConvTasNetConfig:
         Raises:
             SeparatorError: a key is unknown.
         """
-        known = {field.name for field in dataclasses.fields(cls)}
-        if unknown := sorted(set(values) - known):
-            raise SeparatorError(f"unknown network setting {unknown}; known are {sorted(known)}")
-        return cls(**values)
+        return settings_from(cls, values, "network")
 
 
 class ConvTasNet(nn.Module):

@@ -5,13 +5,15 @@ table between ``<!-- table:NAME -->`` and ``<!-- /table -->``. ``update_tables``
 ``stale_tables`` tells which differ from what the results give, for a test.
 """
 
+import argparse
 import csv
 import json
 import math
 import platform
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -228,3 +230,35 @@ def _decibels(value: Mapping[str, Any]) -> str:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def measure_recipe(
+    here: Path,
+    description: str | None,
+    measure: Callable[[dict[str, Any]], dict[str, Any]],
+    tables: Callable[[dict[str, Any]], dict[str, str]],
+    arguments: Sequence[str] | None = None,
+) -> None:
+    """Run a recipe that measures speed: measure (or read) the results, write them and the README's tables.
+
+    Args:
+        here: folder of the recipe, with recipe.toml, README.md and results/speed.json.
+        description: what ``--help`` says.
+        measure: makes results, ready for JSON, of the recipe's table.
+        tables: makes the README's tables of the results.
+        arguments: of the command line; by default those of the process.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipe", type=Path, nargs="?", default=here / "recipe.toml")
+    parser.add_argument("--results", type=Path, default=here / "results" / "speed.json")
+    parser.add_argument("--readme", type=Path, default=here / "README.md")
+    parser.add_argument(
+        "--table-only", action="store_true", help="write the table from the results as they are"
+    )
+    options = parser.parse_args(arguments)
+    if not options.table_only:
+        results = measure(tomllib.loads(options.recipe.read_text()))
+        options.results.write_text(json.dumps(results, indent=1) + "\n")
+    update_tables(options.readme, tables(json.loads(options.results.read_text())))

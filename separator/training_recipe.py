@@ -14,6 +14,7 @@ from separator.losses import LossConfig
 from separator.network import NetworkConfig
 from separator.objectives import network_config
 from separator.peers import ConvTasNetConfig
+from separator.settings import check_known, settings_from
 
 MIXING: dict[str, type[MixingConfig] | type[RemixConfig]] = {"soundscapes": MixingConfig, "fuss": RemixConfig}
 
@@ -38,15 +39,12 @@ class Stage:
         Raises:
             SeparatorError: a key is unknown.
         """
-        for kind, part in ((cls, values), (LossConfig, values.get("loss", {}))):
-            known = {field.name for field in dataclasses.fields(kind)}
-            if unknown := sorted(set(part) - known):
-                raise SeparatorError(f"unknown setting {unknown} of a stage; known are {sorted(known)}")
+        check_known(values, [field.name for field in dataclasses.fields(cls)], "stage")
         return cls(
             values["until"],
             values["batch_size"],
             mixing_config(values.get("mixing", {}), data),
-            LossConfig(**values.get("loss", {})),
+            settings_from(LossConfig, values.get("loss", {}), "loss"),
             values.get("n_refine"),
         )
 
@@ -95,9 +93,7 @@ class TrainingConfig:
         network = network_config(values.get("network", {}))
         stages = tuple(Stage.from_dict(stage, data) for stage in values["stages"])
         known = {field.name for field in dataclasses.fields(cls)} - {"stages", "network", "data"}
-        unknown = sorted(set(values.get("training", {})) - known)
-        if unknown:
-            raise SeparatorError(f"unknown training setting {unknown}; known are {sorted(known)}")
+        check_known(values.get("training", {}), known, "training")
         return cls(stages, network, data, **values.get("training", {}))
 
     @property
@@ -112,11 +108,7 @@ def mixing_config(values: Mapping[str, Any], data: str = "soundscapes") -> Mixin
     Raises:
         SeparatorError: a key is unknown.
     """
-    known = {field.name for field in dataclasses.fields(MIXING[data])}
-    if unknown := sorted(set(values) - known):
-        raise SeparatorError(f"unknown setting {unknown} of a stage's mixing; known are {sorted(known)}")
-    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    return MIXING[data](**plain)
+    return settings_from(MIXING[data], values, "mixing")
 
 
 def read_recipe(path: Path, mechanism: str | None = None) -> tuple[str, dict[str, Any]]:

@@ -11,7 +11,18 @@ import separator
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "separator"
 ORDER = [
-    *("errors", "attention", "naming", "inputs", "headers", "decoding", "audio", "formats", "writing"),
+    *(
+        "errors",
+        "settings",
+        "attention",
+        "naming",
+        "inputs",
+        "headers",
+        "decoding",
+        "audio",
+        "formats",
+        "writing",
+    ),
     *("stems", "stft", "masks", "layers", "network", "checkpoint"),
     *("rendering", "segments", "separate", "plot", "jobs", "metrics", "bsseval", "baselines"),
     *("losses", "peers", "objectives", "fuss", "fuss_protocol", "datasets", "fuss_mixing"),

@@ -134,7 +134,7 @@ def test_recipe_without_stages_or_with_a_misspelt_setting_is_refused() -> None:
 
 @pytest.mark.parametrize("wrong", [{"n_refin": 1}, {"mixing": {"second": 1.0}}, {"loss": {"zero": 1.0}}])
 def test_misspelt_setting_of_a_stage_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(SeparatorError, match=r"unknown setting .* of a stage"):
+    with pytest.raises(SeparatorError, match=r"unknown (stage|mixing|loss) setting"):
         TrainingConfig.from_dict({**RECIPE, "stages": [{"until": 1, "batch_size": 1, **wrong}]})
 
 

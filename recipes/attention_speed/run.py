@@ -5,14 +5,12 @@
 Ours and the reference alternate, with the same weights, tokens and seed; times are medians over the repeats.
 """
 
-import argparse
 import json
 import os
 import platform
 import statistics
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from evidence_depletion import baselines
 from torch import Tensor, nn
 
 from separator.attention import build_mechanism
-from separator.report import format_table, update_tables
+from separator.report import format_table, measure_recipe
 from separator.training import environment
 
 HERE = Path(__file__).parent
@@ -33,20 +31,7 @@ WARM_UP = 3
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure (or read) the results, write them, and write the README's table from them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("recipe", type=Path, nargs="?", default=HERE / "recipe.toml")
-    parser.add_argument("--results", type=Path, default=HERE / "results" / "speed.json")
-    parser.add_argument("--readme", type=Path, default=HERE / "README.md")
-    parser.add_argument(
-        "--table-only", action="store_true", help="write the table from the results as they are"
-    )
-    options = parser.parse_args(arguments)
-    if not options.table_only:
-        results = measure(tomllib.loads(options.recipe.read_text()))
-        options.results.write_text(json.dumps(results, indent=1) + "\n")
-    update_tables(options.readme, tables(json.loads(options.results.read_text())))
+    measure_recipe(HERE, __doc__, measure, tables, arguments)
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
