@@ -3,7 +3,7 @@
 Dataset classes live here; the folders under ``data/`` hold their preparation. A bank is a folder with
 ``audio.i16`` (16 kHz mono clips, one behind the other) and ``clips.csv`` (one row a clip). A source is made
 of one or more clips of one recording family, as steps or words follow each other; a mixture is a sum of
-sources of different families. Every draw of batch ``index`` comes from ``(seed, index)`` alone, so a
+sources of different families. Every draw of a row of batch n comes from ``(seed, n, row)`` alone, so a
 resumed run sees what it would have seen.
 """
 
