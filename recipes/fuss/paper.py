@@ -11,4 +11,4 @@ from separator.benchmarks.command import run_command
 HERE = Path(__file__).parent
 
 if __name__ == "__main__":
-    sys.exit(run_command(__doc__, HERE / "results", experiment=HERE / "paper.toml"))
+    sys.exit(run_command(Path(__file__), __doc__, experiment=HERE / "paper.toml"))

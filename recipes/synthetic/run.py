@@ -5,9 +5,16 @@ python recipes/synthetic/run.py recipes/synthetic/table1.toml --scheduler tcp://
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from separator.benchmarks.command import run_command
 
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment; tell the exit status."""
+    return run_command(Path(__file__), __doc__, arguments=arguments)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(__doc__, Path(__file__).parent / "results"))
+    sys.exit(main())

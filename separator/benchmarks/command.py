@@ -15,8 +15,8 @@ command goes on where it was. `--epochs` and the like make records of another bu
 
 
 def run_command(
+    script: Path,
     description: str | None,
-    results: Path,
     *,
     experiment: Path | None = None,
     arguments: Sequence[str] | None = None,
@@ -24,19 +24,18 @@ def run_command(
     """Parse a command line, run its experiment and return the exit status.
 
     Args:
+        script: that the command runs; records go to ``results`` beside it, unless the command names another.
         description: what ``--help`` says first.
-        results: folder of the records, unless the command names another.
         experiment: what is run if the command names none.
         arguments: of the command line; by default those of the process.
     """
-    options = _parse(description, results, experiment, arguments)
+    options = _parse(description, script.parent / "results", experiment, arguments)
     os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))  # before torch reads it
     from separator.benchmarks.experiments import read_experiment
     from separator.benchmarks.kinds import KINDS
     from separator.benchmarks.running import run_experiment
     from separator.benchmarks.tables import summary_table
 
-    name = Path(sys.argv[0]).name
     overrides = {
         key: getattr(options, key) for key in ("epochs", "n_train", "n_test", "seeds", "tasks", "methods")
     }
@@ -52,10 +51,10 @@ def run_command(
             stream=sys.stderr,
         )
     except SeparatorError as error:
-        sys.stderr.write(f"{name}: error: {error}\n")
+        sys.stderr.write(f"{script.name}: error: {error}\n")
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write(f"{name}: stopped; the same command goes on from here\n")
+        sys.stderr.write(f"{script.name}: stopped; the same command goes on from here\n")
         return 130
     sys.stdout.write(summary_table(records) + "\n")
     return 0
