@@ -1,8 +1,8 @@
 """The model of overlapping binaries: tokens of the band, one mechanism, of each slot existence and posterior.
 
 A token is a chunk of neighbouring bins: real part, imaginary part and size of A and E. Convolutions over
-tokens let each see as far as a binary is wide. A slot is the context of a normalising flow over the parameters
-of one binary. Only the mechanism differs between methods.
+tokens let each see as far as a binary is wide. A slot is the context of a normalising flow over the
+parameters of one binary. Only the mechanism differs between methods.
 
 Reference: Houba, NeurIPS 2026; the flow: Durkan et al., NeurIPS 2019, after a conditional affine map.
 """

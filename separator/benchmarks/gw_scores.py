@@ -109,11 +109,10 @@ def calibration_scores(posterior: Tensor, truth: Tensor) -> Measured:
     ranks = ranks_of(posterior, truth)  # [n, P]
     scores: Measured = {}
     for level in CREDIBLE:
-        inside = ((ranks - 0.5).abs() < level / 200).double().mean(0)
+        inside = ((ranks - 0.5).abs() < level / 200).double().mean(0)  # [P]
         scores[f"coverage_{level}"] = float(inside.mean())
-        scores |= {
-            f"coverage_{level}_{name}": float(share) for name, share in zip(INFERRED, inside, strict=True)
-        }
+        for name, share in zip(INFERRED, inside.tolist(), strict=True):
+            scores[f"coverage_{level}_{name}"] = share
     scores["pp"] = {
         name: [round(float((column <= level).double().mean()), 4) for level in PP_LEVELS]
         for name, column in zip(INFERRED, ranks.unbind(1), strict=True)
