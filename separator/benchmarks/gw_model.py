@@ -29,7 +29,7 @@ N_BLOCKS = 2
 WAVES = 8  # of the positions, from the band to four tokens
 HEAD_WIDTH = 64
 SPLINE_BINS = 8
-N_SPLINES = 2
+N_SPLINES = 1
 
 
 class BinaryPrediction(NamedTuple):

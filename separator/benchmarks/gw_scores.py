@@ -187,7 +187,7 @@ def recovery_scores(
         "recovered_share_dominant": float((dominant > RECOVERED).mean()),
         "half_recovered_share": float((overlaps > 0.5).mean()),
         "waveform_overlap": float(overlaps.mean()),
-        "data_power": float(power.median()),
+        "data_power": float(np.median(power.numpy())),
         "residual_power": float(np.median(residual)),
     }
 

@@ -46,7 +46,7 @@ DATA_OFFSET = 20_000
 NOISE_OFFSET = 30_000
 N_TEST_WAVEFORMS = 8192
 N_STANDARD = 4096  # mixtures that centre and scale of the parameters are taken from
-WARM_UP = 0.05  # of the steps
+WARM_UP = 0.15  # of the steps
 GRADIENT_NORM = 1.0
 
 Progress = Callable[[float], None]
@@ -64,11 +64,11 @@ class BinarySetting:
         options: the mechanism's own options, such as gamma and tau.
     """
 
-    epochs: int = 60
-    n_train: int = 5120
+    epochs: int = 32
+    n_train: int = 3200
     n_test: int = 1000
     batch_size: int = 64
-    learning_rate: float = 1e-3
+    learning_rate: float = 7e-4
     frequency: float = 3e-3
     n_bins: int = 256
     spread_bins: int = 32
@@ -140,13 +140,13 @@ def inferred(params: Tensor) -> Tensor:
 @torch.no_grad()
 def match_binaries(model: BinaryModel, found: BinaryPrediction, params: Tensor, counts: Tensor) -> Pairs:
     """Return the pairs of least loss: each of the inferred parameters [B, K, P] gets a slot of its own."""
-    density = model.log_prob(found.slots.unsqueeze(2), params.unsqueeze(1))  # [B, S, K]
-    # A slot that is matched costs softplus(-x), one that is not softplus(x): the difference is -x.
-    cost = -(density + found.exist_logits.unsqueeze(2))
     active = torch.arange(params.shape[1]) < counts.unsqueeze(1)
-    slots = best_assignment(cost, active)
     mixture, source = active.nonzero(as_tuple=True)
-    return Pairs(mixture, slots[mixture, source], source)
+    # A slot that is matched costs softplus(-x), one that is not softplus(x): the difference is -x.
+    density = model.log_prob(found.slots[mixture], params[mixture, source].unsqueeze(1))  # [n, S]
+    cost = params.new_zeros(*found.exist_logits.shape, params.shape[1])  # [B, S, K]
+    cost[mixture, :, source] = -(density + found.exist_logits[mixture])
+    return Pairs(mixture, best_assignment(cost, active)[mixture, source], source)
 
 
 def binary_loss(
