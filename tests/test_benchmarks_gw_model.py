@@ -78,7 +78,7 @@ def test_density_is_in_the_units_of_the_parameters(model: BinaryModel) -> None:
 
 
 def test_samples_follow_the_density(model: BinaryModel) -> None:
-    """E[q / p] over samples of q is 1 for the reference density p = q of another slot, importance-weighted."""
+    """The mean over samples of p of q / p, another slot's density, is 1."""
     slots = torch.randn(1, 16)
     other = slots + 0.1 * torch.randn(1, 16)
     with torch.no_grad():

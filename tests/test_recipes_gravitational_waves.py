@@ -22,7 +22,13 @@ tasks = ["galactic_binaries"]
 methods = ["vanilla", "evidence_quadratic"]
 seeds = [0]
 budget = { epochs = 1, n_train = 128, n_test = 40, batch_size = 32, learning_rate = 2e-3 }
-settings = { n_bins = 128, n_tokens = 16, d_model = 16, n_waveforms = 256, frequency = 3e-3, spread_bins = 32 }
+[settings]
+n_bins = 128
+n_tokens = 16
+d_model = 16
+n_waveforms = 256
+frequency = 3e-3
+spread_bins = 32
 """
 
 

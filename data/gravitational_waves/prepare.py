@@ -52,7 +52,8 @@ def make_banks(path: Path) -> None:
 
     experiment = read_experiment(path, KINDS)
     kind = KINDS[experiment.kind]
-    for setting in {setting_of(**call_of(cell, kind)) for cell in experiment.cells(kind)}:
+    settings = [setting_of(**call_of(cell, kind)) for cell in experiment.cells(kind)]
+    for setting in {(s.population, s.n_waveforms): s for s in settings}.values():
         start = time.monotonic()
 
         def tell(share: float, start: float = start) -> None:

@@ -38,7 +38,7 @@ LABELS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Load, pick the first test mixture of three sources that is counted right, draw; tell the exit status."""
+    """Draw the first test mixture of three sources that is counted right; tell the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -87,7 +87,7 @@ def draw_mixture(
     seed: int,
     path: Path,
 ) -> None:
-    """Data and injected binaries; what the called slots explain; their attention; evidence after each slot."""
+    """Data and injected binaries; what the called slots explain; attention; evidence after each slot."""
     plt = pyplot()
     band = setting.population.band
     (recovered,) = recover(model, band, seen, one, seed)

@@ -2,9 +2,9 @@
 
     python recipes/gravitational_waves/run.py
 
-Progress is written to stderr, the table of the records to stdout. It may be killed at any time: the same command
-goes on where it was. `--seeds 0` runs one seed of every method; `--epochs` and the like make records of another
-budget, kept apart.
+Progress is written to stderr, the table of the records to stdout. It may be killed at any time: the same
+command goes on where it was. `--seeds 0` runs one seed of every method; `--epochs` and the like make records
+of another budget, kept apart.
 """
 
 import argparse
