@@ -233,7 +233,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         (lambda: Band(frequency=-3e-3), "frequency=-0.003 Hz is not between 0.0001 and 0.03 Hz"),
         (lambda: Band(frequency=math.nan), "frequency=nan Hz is not between"),
         (lambda: Band(n_bins=127), "n_bins=127 is not an even number above 0"),
-        (lambda: Population(Band(n_bins=60)), "n_bins=60 is too narrow for 5 sources over 32 bins"),
+        (lambda: Population(Band(n_bins=60)), "n_bins=60 is too narrow for 5 sources over 64 bins"),
         (lambda: Population(spread_bins=4), "spread_bins=4 is too narrow for 5 sources"),
         (lambda: Population(max_sources=0), "max_sources=0 is not positive"),
     ],

@@ -60,11 +60,24 @@ def test_the_model_s_outputs_have_their_shapes(model: BinaryModel, sample: Bank)
 
 def test_features_keep_phase_and_compress_size(model: BinaryModel) -> None:
     data = torch.polar(torch.tensor([0.0, 1e-3, 100.0, 1.0]), torch.tensor([0.0, 1.0, 2.0, 3.0]))
-    features = model.tokenizer.features(data.repeat(1, 2, 32)).view(1, 16, 2, 8, 3)[0, 0, 0, :4]
+    features = model.tokenizer.features(data.repeat(1, 2, 32))[0, 0, : 2 * 8 * 3].view(2, 8, 3)[0, :4]
     read = torch.complex(features[:, 0], features[:, 1])
     assert torch.allclose(read.abs(), data.abs().asinh(), atol=1e-6)
     assert torch.allclose(read.abs(), features[:, 2], atol=1e-6)
     assert torch.allclose(read.angle()[1:], data.angle()[1:], atol=1e-5)
+
+
+def test_features_follow_a_binary_through_the_year(model: BinaryModel) -> None:
+    """A line in the spectrum sounds all year, a pulse in the year at its time only."""
+    time = torch.arange(16)
+    line = torch.zeros(1, 2, 128, dtype=torch.complex64)
+    line[..., 8 * 5 + 4] = 100
+    pulse = torch.exp(-2j * math.pi * 3 / 16 * torch.arange(128)).expand(1, 2, 128)
+    for data, times in ((line, time), (pulse, time[3:4])):
+        year = model.tokenizer.features(data)[0, 5, 2 * 8 * 3 :].view(2, 16)
+        assert (year[:, times] > 0.9 * year.max()).all()
+    quiet = year[:, (time < 1) | (time > 5)]
+    assert (quiet < 0.1 * year.max()).all()
 
 
 def test_density_is_in_the_units_of_the_parameters(model: BinaryModel) -> None:
@@ -246,6 +259,10 @@ def test_bad_settings_are_refused(changes: dict[str, float], words: str) -> None
         BinarySetting(**{**SMALL, **changes})
 
 
-def test_tokens_that_do_not_divide_the_band_are_refused() -> None:
-    with pytest.raises(SeparatorError, match="n_tokens=7 does not divide the 256 bins"):
-        build_binary_model("vanilla", n_tokens=7)
+@pytest.mark.parametrize(
+    ("n_tokens", "words"),
+    [(7, "n_tokens=7 does not divide the 256 bins"), (256, "n_tokens=256 makes chunks of 1 bins")],
+)
+def test_tokens_that_do_not_divide_the_band_are_refused(n_tokens: int, words: str) -> None:
+    with pytest.raises(SeparatorError, match=words):
+        build_binary_model("vanilla", n_tokens=n_tokens)

@@ -56,7 +56,7 @@ class Population:
 
     band: Band = field(default_factory=Band)
     max_sources: int = 5
-    spread_bins: int = 32
+    spread_bins: int = 64
 
     def __post_init__(self) -> None:
         if self.max_sources < 1:

@@ -1,6 +1,6 @@
 """The model of overlapping binaries: tokens of the band, one mechanism, of each slot existence and posterior.
 
-A token is a chunk of neighbouring bins: real part, imaginary part and size of A and E. Convolutions over
+A token is a chunk of neighbouring bins of A and E, and how loud they are through the year. Convolutions over
 tokens let each see as far as a binary is wide. A slot is the context of a normalising flow over the
 parameters of one binary. Only the mechanism differs between methods.
 
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from separator.attention import SlotAttentionOutput, build_mechanism
 from separator.attention.base import Mechanism
@@ -23,7 +24,7 @@ from separator.errors import SeparatorError
 INFERRED = ("frequency", "drift", "log_amplitude", "longitude", "sin_latitude")
 """What the posterior is over; orientation and phase are marginalised."""
 INFERRED_COLUMNS = tuple(PARAMETERS.index(name) for name in INFERRED)
-PARTS = 3  # of a bin and channel: real part, imaginary part, size
+PARTS = 5  # of a bin and channel: real part, imaginary part, size, and two sizes over the year
 KERNEL = 5
 N_BLOCKS = 2
 WAVES = 8  # of the positions, from the band to four tokens
@@ -51,12 +52,16 @@ class BandTokenizer(nn.Module):
     """
 
     position: Tensor
+    window: Tensor
 
     def __init__(self, n_bins: int, d_model: int, n_tokens: int) -> None:
         super().__init__()
         if n_tokens < 1 or n_bins % n_tokens:
             raise SeparatorError(f"{n_tokens=} does not divide the {n_bins} bins of the band; pass a divisor")
+        if n_bins // n_tokens % 2:
+            raise SeparatorError(f"{n_tokens=} makes chunks of {n_bins // n_tokens} bins; pass an even size")
         self.n_tokens = n_tokens
+        self.register_buffer("window", torch.hann_window(2 * n_bins // n_tokens))
         n_features = CHANNELS * PARTS * (n_bins // n_tokens)
         self.proj = nn.Sequential(nn.Linear(n_features, d_model), nn.GELU(), nn.Linear(d_model, d_model))
         self.blocks = nn.Sequential(*(ConvolutionBlock(d_model) for _ in range(N_BLOCKS)))
@@ -68,14 +73,19 @@ class BandTokenizer(nn.Module):
     def features(self, data: Tensor) -> Tensor:
         """Return what the projection reads of complex data [B, 2, F], a fixed map: [B, L, N].
 
-        Sizes are compressed, to asinh(|w|), so that the loudest binaries do not drown the quietest.
+        Of a chunk's bins real part, imaginary part and size; and the sizes over the year of what passes a
+        Hann window twice as wide: the orbit moves a binary from chunk to chunk. Sizes are compressed to
+        their asinh, so that the loudest binaries do not drown the quietest.
         """
         size = data.abs()
         compressed = size.asinh()
         values = torch.view_as_real(data * (compressed / size.clamp(min=1e-6)))
         values = torch.cat([values, compressed.unsqueeze(-1)], -1)  # [B, 2, F, 3]
-        chunks: Tensor = values.unflatten(2, (self.n_tokens, -1))  # [B, 2, L, F / L, 3]
-        return chunks.transpose(1, 2).flatten(2)
+        chunks = values.unflatten(2, (self.n_tokens, -1)).transpose(1, 2).flatten(2)  # [B, L, 6 F / L]
+        n_half = data.shape[2] // self.n_tokens // 2
+        windows = F.pad(data, (n_half, n_half)).unfold(2, 4 * n_half, 2 * n_half)  # [B, 2, L, 2 F / L]
+        year = torch.fft.ifft(windows * self.window, norm="ortho").abs().asinh()
+        return torch.cat([chunks, year.transpose(1, 2).flatten(2)], 2)
 
     def forward(self, data: Tensor) -> Tensor:
         """Return the tokens [B, L, D] of whitened data [B, 2, F]."""

@@ -64,14 +64,14 @@ class BinarySetting:
         options: the mechanism's own options, such as gamma and tau.
     """
 
-    epochs: int = 32
+    epochs: int = 40
     n_train: int = 3200
     n_test: int = 1000
     batch_size: int = 64
-    learning_rate: float = 7e-4
+    learning_rate: float = 8e-4
     frequency: float = 3e-3
     n_bins: int = 256
-    spread_bins: int = 32
+    spread_bins: int = 64
     max_sources: int = 5
     n_waveforms: int = 32768
     n_tokens: int = 32
