@@ -205,20 +205,21 @@ def test_a_bank_is_made_once_and_goes_on_where_it_stopped(
     monkeypatch.setattr(gw_data, "N_PART", 8)
     whole = load_bank(POPULATION, 20, seed=4, directory=tmp_path / "whole")
     shares: list[float] = []
-    load_bank(POPULATION, 8, seed=4, directory=tmp_path, progress=shares.append)
-    (first,) = tmp_path.rglob("*.npz")
+    folder = tmp_path / "stopped"
+    load_bank(POPULATION, 8, seed=4, directory=folder, progress=shares.append)
+    (first,) = folder.rglob("*.npz")
     written = first.stat().st_mtime_ns
-    again = load_bank(POPULATION, 20, seed=4, directory=tmp_path, progress=shares.append)
+    again = load_bank(POPULATION, 20, seed=4, directory=folder, progress=shares.append)
     assert first.stat().st_mtime_ns == written
     assert shares == [1, 1 / 3, 2 / 3, 1]
     assert torch.equal(again.waveforms, whole.waveforms)
     assert torch.equal(again.params, whole.params)
     assert len(again.params) == 20
-    other = load_bank(POPULATION, 20, seed=5, directory=tmp_path)
+    other = load_bank(POPULATION, 20, seed=5, directory=folder)
     assert not torch.equal(other.params, whole.params)
     first.write_bytes(first.read_bytes()[:100])
     with pytest.raises(SeparatorError, match=r"cannot be read as binaries .*; delete it$"):
-        load_bank(POPULATION, 8, seed=4, directory=tmp_path)
+        load_bank(POPULATION, 8, seed=4, directory=folder)
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

@@ -123,8 +123,8 @@ def draw_mixture(
     if seen.evidence:
         axes[3].set_ylim(0, 1.05)
         axes[3].legend(fontsize=7, loc="lower right")
-    start = (band.first_bin - band.frequency * YEAR) / YEAR * 1e3 + band.frequency * 1e3
-    axes[3].set_xlabel(f"frequency, bins of 1 / year above {start:.6f} mHz")
+    first = 1e3 * band.first_bin / YEAR
+    axes[3].set_xlabel(f"frequency, bins of 1 / year above {first:.6f} mHz")
     figure.savefig(path, dpi=90)
 
 
