@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -194,7 +195,7 @@ def read_part(path: Path) -> Bank:
     try:
         with np.load(path) as arrays:
             whitened, params = arrays["waveforms"], arrays["params"]
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         reason = " ".join(str(error).split())
         raise SeparatorError(f"{path} cannot be read as binaries ({reason}); delete it") from error
     return Bank(torch.from_numpy(whitened), torch.from_numpy(params).float())
