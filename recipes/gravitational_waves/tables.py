@@ -39,16 +39,27 @@ COLUMNS = {
         "training, minutes": "train_minutes",
     },
 }
+LONGER = {
+    "cosine overlap": "cosine_overlap",
+    "count right": "count_accuracy",
+    "recovered": "recovered_share",
+    "waveform overlap": "waveform_overlap",
+    "nats a source": "nats_a_source",
+    "frequency error, bins": "frequency_error_bins",
+    "of the dominant": "frequency_error_bins_dominant",
+    "sky error, degrees": "sky_error_degrees",
+    "training, minutes": "train_minutes",
+}
 
 
-def experiment_of() -> Experiment:
-    """The experiment of this folder."""
-    return read_experiment(HERE / "recipe.toml", KINDS)
+def experiment_of(name: str = "recipe") -> Experiment:
+    """The experiment of a TOML file."""
+    return read_experiment(HERE / f"{name}.toml", KINDS)
 
 
-def results_of(directory: Path = RESULTS) -> Results:
+def results_of(name: str = "recipe", directory: Path = RESULTS) -> Results:
     """Its records."""
-    experiment = experiment_of()
+    experiment = experiment_of(name)
     found = select(
         experiment, KINDS[experiment.kind], read_records(directory / f"{experiment.records}.jsonl")
     )
@@ -58,13 +69,18 @@ def results_of(directory: Path = RESULTS) -> Results:
 
 def tables(directory: Path = RESULTS) -> dict[str, str]:
     """Tables of the README by name."""
-    results = results_of(directory)
-    methods = [(method, {"method": method}) for method in experiment_of().methods]
-    texts = {name: sweep_table(results, methods, columns) for name, columns in COLUMNS.items()}
-    texts["setting"] = results.caption()
+    results, longer = results_of("recipe", directory), results_of("longer", directory)
+    texts = {name: sweep_table(results, methods_of("recipe"), columns) for name, columns in COLUMNS.items()}
+    texts["longer"] = sweep_table(longer, methods_of("longer"), LONGER)
+    texts |= {"setting": results.caption(), "longer-setting": longer.caption()}
     texts["calibration"] = calibration_table(results)
     texts["confusion"] = confusion_table(results)
     return texts
+
+
+def methods_of(name: str) -> list[tuple[str, dict[str, Any]]]:
+    """The methods of an experiment as rows."""
+    return [(method, {"method": method}) for method in experiment_of(name).methods]
 
 
 def calibration_table(results: Results) -> str:
@@ -96,16 +112,6 @@ def confusion_table(results: Results) -> str:
             rows.append([f"{method}, {true}", *shares])
     width = len(rows[0]) - 1 if rows else 0
     return format_table(["method, true count \\ called", *map(str, range(width))], rows)
-
-
-def best_method(results: Results) -> str | None:
-    """The method whose posteriors fit best: the least mean loss on test mixtures."""
-
-    def nats(method: str) -> float:
-        return float(np.mean([record["nats_a_source"] for record in results.of(method=method)]))
-
-    run = [method for method in experiment_of().methods if results.of(method=method)]
-    return min(run, key=nats, default=None)
 
 
 def draw_pp(path: Path) -> None:
