@@ -6,7 +6,9 @@ stop the others. An interrupt stops the processes at their next block of samples
 unfinished files away.
 """
 
+import atexit
 import functools
+import gc
 import logging
 import os
 import signal
@@ -33,7 +35,8 @@ from separator.inputs import Input
 from separator.naming import StemNames
 
 if TYPE_CHECKING:
-    from separator.separate import FileSeparation, Separator
+    from separator.results import FileSeparation
+    from separator.separate import Separator
 
 CONNECT_SECONDS = 10  # within which a scheduler must answer
 STOP_SECONDS = 10  # for processes to clean up after an interrupt
@@ -180,6 +183,7 @@ def _loaded(name_or_dir: str, device: str) -> "Separator":
 def _load(name_or_dir: str, device: str) -> "Separator":
     """The model, and torch with it."""
     os.environ.setdefault("OMP_WAIT_POLICY", WORKER_ENVIRONMENT["OMP_WAIT_POLICY"])
+    atexit.register(gc.freeze)  # or Python looks for garbage in all of torch once more before it ends
     from separator.separate import Separator
 
     return Separator.load(name_or_dir, device)
@@ -210,8 +214,8 @@ def _over_processes(
 ) -> Generator[tuple[int, Outcome], None, None]:
     """Outcomes as they become ready.
 
-    When a process dies, all that were at work are lost. Each of their files then gets a process of its own,
-    which tells whose fault it was.
+    When a process dies, all that were at work or next are lost. Each of their files then gets a process of
+    its own, which tells whose fault it was.
     """
     todo = deque(enumerate(inputs))
     while todo:
@@ -219,7 +223,7 @@ def _over_processes(
         with _processes(n_jobs) as submit:
             running: dict[Future[Outcome], tuple[int, Input]] = {}
             while running or (todo and not suspects):
-                while todo and not suspects and len(running) < n_jobs:
+                while todo and not suspects and len(running) < 2 * n_jobs:  # none waits for its next file
                     try:
                         running[submit(_work, todo[0][1], task)] = todo[0]
                         todo.popleft()

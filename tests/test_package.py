@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "separator"
 ORDER = [
     *("errors", "attention", "naming", "inputs", "headers", "decoding", "audio", "formats", "writing"),
-    *("stems", "stft", "masks", "layers", "network", "checkpoint"),
+    *("results", "stems", "stft", "masks", "layers", "network", "checkpoint"),
     *("rendering", "segments", "separate", "plot", "jobs", "metrics", "bsseval", "baselines"),
     *("losses", "fuss", "fuss_protocol", "datasets", "training", "calibration"),
     *("evaluation", "report", "benchmarks", "console", "cli"),
