@@ -147,7 +147,7 @@ def test_a_scheduler_that_does_not_answer_is_one_line_within_seconds(
     folder, random_model, capsys, monkeypatch
 ):
     pytest.importorskip("distributed")
-    monkeypatch.setattr(jobs, "CONNECT_SECONDS", 1)
+    monkeypatch.setattr("separator.cluster.CONNECT_SECONDS", 1)
     started = time.monotonic()
     arguments = [str(folder), "--model", str(random_model), "--output", str(folder / "out")]
     assert main([*arguments, "--scheduler", "tcp://127.0.0.1:9"]) == 1
@@ -155,7 +155,7 @@ def test_a_scheduler_that_does_not_answer_is_one_line_within_seconds(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
-    assert captured.err.startswith("separate: error: scheduler tcp://127.0.0.1:9 cannot be reached (")
+    assert captured.err.startswith("separate: error: no Dask scheduler answers at tcp://127.0.0.1:9 (")
 
 
 def test_a_missing_extra_is_named(folder, random_model, capsys, monkeypatch):

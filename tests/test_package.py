@@ -13,7 +13,7 @@ PACKAGE = ROOT / "separator"
 ORDER = [
     *("errors", "attention", "naming", "inputs", "headers", "decoding", "audio", "formats", "writing"),
     *("results", "stems", "stft", "masks", "layers", "network", "checkpoint"),
-    *("rendering", "segments", "separate", "plot", "jobs", "metrics", "bsseval", "baselines"),
+    *("rendering", "segments", "separate", "plot", "cluster", "jobs", "metrics", "bsseval", "baselines"),
     *("losses", "fuss", "fuss_protocol", "datasets", "training", "calibration"),
     *("evaluation", "report", "benchmarks", "console", "cli"),
     *("web_pictures", "web_jobs", "web_mix", "web_style", "web", "web_server"),
