@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import dask
 import numpy as np
@@ -31,6 +32,7 @@ HERE = Path(__file__).parent
 SAMPLE = HERE.parents[1] / "data/samples/mix3.wav"
 SECONDS = 4
 QUIET = 0.03  # share of the processors that others may take during a run
+ENVIRONMENT = dict(os.environ)  # a local cluster adds to it what its workers need
 COMMAND = [sys.executable, "-c", "import sys; from separator.cli import main; sys.exit(main())"]
 TRIM = "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_"
 ALL_THREADS, ONE_THREAD = "one job, all threads", "one job, one thread"
@@ -108,12 +110,11 @@ def measure(n_files: int, repeats: int, turns: int) -> dict:
 
 def command(*options: str, **variables: str) -> Way:
     """The command, start-up included."""
-    clean = dict(os.environ)  # a local cluster sets what its workers need in the parent's environment too
 
     def way(files: Path, output: Path) -> float:
         started = time.perf_counter()
         call = [*COMMAND, str(files), "--output", str(output), "--quiet", *options]
-        subprocess.run(call, check=True, env={**clean, **variables})
+        subprocess.run(call, check=True, env={**ENVIRONMENT, **variables})
         return time.perf_counter() - started
 
     return way
@@ -124,6 +125,7 @@ def on_cluster(settings: dict[str, object]) -> Way:
 
     def way(files: Path, output: Path) -> float:
         with (
+            patch.dict(os.environ),
             dask.config.set(settings),
             LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         ):
@@ -154,7 +156,7 @@ def without_start(n_processes: int) -> Way:
 def shares(files: Path, output: Path, count: int) -> Iterator[list[subprocess.Popen]]:
     """Processes with a share of the files each."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    one_thread = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", SHARE, str(files), str(output), str(k), str(count)],
