@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from separator.errors import SeparatorError
 
 if TYPE_CHECKING:
-    from separator.separate import FileSeparation, Separation, Separator
+    from separator.results import FileSeparation
+    from separator.separate import Separation, Separator
 
 __all__ = ["FileSeparation", "Separation", "Separator", "SeparatorError", "__version__"]
 

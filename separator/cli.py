@@ -295,12 +295,13 @@ def _tell(outcome: "Outcome", info: "AudioInfo", console: Console) -> None:
         console.error(outcome.error)
         console.detail(outcome.trace)
         return
-    console.detail(_details(outcome, info))
+    if console.verbose:
+        console.detail(_details(outcome, info))
     console.result(outcome)
 
 
 def _details(outcome: "Outcome", info: "AudioInfo") -> str:
-    """What was read and how long it took."""
+    """What was read and how long it took; this imports torch."""
     from separator.segments import OVERLAP_SECONDS, SEGMENT_SECONDS
 
     seconds = info.length / info.sample_rate

@@ -17,7 +17,7 @@ from separator.errors import SeparatorError
 
 if TYPE_CHECKING:
     from separator.jobs import Outcome
-    from separator.separate import FileSeparation
+    from separator.results import FileSeparation
 
 ERASE = "\r\033[K"
 REDRAW_SECONDS = 0.1

@@ -6,8 +6,9 @@ stop the others. An interrupt stops the processes at their next block of samples
 unfinished files away.
 """
 
+import atexit
 import functools
-import logging
+import gc
 import os
 import signal
 import time
@@ -28,14 +29,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from separator.cluster import connected
 from separator.errors import SeparatorError
 from separator.inputs import Input
 from separator.naming import StemNames
 
 if TYPE_CHECKING:
-    from separator.separate import FileSeparation, Separator
+    from separator.results import FileSeparation
+    from separator.separate import Separator
 
-CONNECT_SECONDS = 10  # within which a scheduler must answer
 STOP_SECONDS = 10  # for processes to clean up after an interrupt
 IDLE_SECONDS = 60  # after which a process ends, so that none outlives a command that was killed
 # one thread a process, and threads that wait for work do not spin: that makes a run ten times slower on a
@@ -98,8 +100,8 @@ def separate_files(
         SeparatorError: the model, the device or the cluster cannot be used.
     """
     if scheduler is not None:
-        with _cluster(scheduler) as cluster:
-            yield from _in_order(_over(cluster, inputs, task, progress))
+        with connected(scheduler) as client:
+            yield from _in_order(_over(client.get_executor(pure=False), inputs, task, progress))
     elif n_jobs > 1 and len(inputs) > 1:
         yield from _in_order(_over_processes(inputs, task, min(n_jobs, len(inputs)), progress))
     else:
@@ -180,6 +182,7 @@ def _loaded(name_or_dir: str, device: str) -> "Separator":
 def _load(name_or_dir: str, device: str) -> "Separator":
     """The model, and torch with it."""
     os.environ.setdefault("OMP_WAIT_POLICY", WORKER_ENVIRONMENT["OMP_WAIT_POLICY"])
+    atexit.register(gc.freeze)  # or Python looks for garbage in all of torch once more before it ends
     from separator.separate import Separator
 
     return Separator.load(name_or_dir, device)
@@ -210,8 +213,8 @@ def _over_processes(
 ) -> Generator[tuple[int, Outcome], None, None]:
     """Outcomes as they become ready.
 
-    When a process dies, all that were at work are lost. Each of their files then gets a process of its own,
-    which tells whose fault it was.
+    When a process dies, all that were at work or next are lost. Each of their files then gets a process of
+    its own, which tells whose fault it was.
     """
     todo = deque(enumerate(inputs))
     while todo:
@@ -219,7 +222,7 @@ def _over_processes(
         with _processes(n_jobs) as submit:
             running: dict[Future[Outcome], tuple[int, Input]] = {}
             while running or (todo and not suspects):
-                while todo and not suspects and len(running) < n_jobs:
+                while todo and not suspects and len(running) < 2 * n_jobs:  # none waits for its next file
                     try:
                         running[submit(_work, todo[0][1], task)] = todo[0]
                         todo.popleft()
@@ -308,28 +311,3 @@ def _over(
             outcome = Outcome(item, error=f"{item.path}: {unforeseen(error)}", trace=traceback.format_exc())
         progress(index, 1.0)
         yield index, outcome
-
-
-@contextmanager
-def _cluster(address: str) -> Iterator[Executor]:
-    """The workers of a Dask scheduler.
-
-    Raises:
-        SeparatorError: Dask is not installed, or nothing answers at the address.
-    """
-    try:
-        from distributed import Client
-    except ImportError as error:
-        raise SeparatorError(
-            f"--scheduler needs Dask, which is not installed ({error}); pip install 'separator[cluster]'"
-        ) from error
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    try:
-        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
-    except (OSError, ValueError, RuntimeError) as error:  # a time-out is an OSError
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise SeparatorError(
-            f"scheduler {address} cannot be reached ({reason}); pass the address that dask scheduler prints"
-        ) from error
-    with client:
-        yield client.get_executor(pure=False)

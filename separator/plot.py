@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from separator.errors import SeparatorError
-from separator.segments import FloatArray, Overview
+from separator.results import FloatArray, Overview
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

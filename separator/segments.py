@@ -8,19 +8,17 @@ segment is heard in one piece.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from separator.audio import Samples, resample, windows
 from separator.network import FRAMES_PER_TOKEN, Decomposition, SeparationNetwork
 from separator.rendering import MaskSpool
+from separator.results import FloatArray, Overview
 from separator.stft import STFT
 
 SEGMENT_SECONDS = 10
@@ -28,23 +26,6 @@ OVERLAP_SECONDS = 2
 SEED = 0  # of the noise on the slots' start, the same in every segment of every run
 UNLIKE = 0.5  # a slot less similar than this to a stem goes rather to a stem that is silent so far
 OVERVIEW_COLUMNS = 1000
-
-FloatArray = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Overview:
-    """Power of the mixture and of every slot in the model's view, thinned out in time for a picture."""
-
-    mixture: FloatArray
-    """(frequency, column)."""
-    slots: FloatArray
-    """(slot, frequency, column)."""
-    evidence: FloatArray | None
-    """(slot + 1, band, column): share nobody has explained before the first and after every slot."""
-    seconds: float
-    sample_rate: int
-    """Of the model's view, Hz."""
 
 
 class Analysis(NamedTuple):
@@ -188,6 +169,8 @@ class _Stitcher:
 
     def _continuation(self, heard: _Heard, spectra: Tensor) -> list[int]:
         """For every stem, the slot of the new segment that continues it."""
+        from scipy.optimize import linear_sum_assignment  # takes a fifth of a second; short files need none
+
         old_masks, power = self.tail or (heard.masks, heard.power)
         n = old_masks.shape[-1]
         old = old_masks * power.sqrt()

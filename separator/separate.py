@@ -26,7 +26,8 @@ from separator.formats import choose_coding
 from separator.naming import TEMPLATE, StemNames
 from separator.network import SeparationNetwork
 from separator.rendering import Renderer
-from separator.segments import SEGMENT_SECONDS, Analysis, Overview, analyse
+from separator.results import FileSeparation
+from separator.segments import SEGMENT_SECONDS, Analysis, analyse
 from separator.stems import StemSet, check_writable
 from separator.stft import STFT
 from separator.writing import Stem
@@ -58,25 +59,6 @@ class Separation(Generic[Array]):
     """(slot + 1, band, token time): share nobody has explained before the first and after every slot, in the
     order of decoding; None for a model whose slots do not deplete evidence."""
     sample_rate: int
-
-
-@dataclass(frozen=True)
-class FileSeparation:
-    """A file taken apart on disk."""
-
-    input: Path
-    sample_rate: int
-    channels: int
-    seconds: float
-    gain_db: float
-    """Gain of all stems alike: 0, or less where a stem would have clipped."""
-    sources: tuple[Stem, ...]
-    """Ordered by falling energy."""
-    existence: tuple[float, ...]
-    """Of each source, the probability that it is one."""
-    residual: Stem
-    overview: Overview
-    """For a picture; its slots are the sources, in the same order."""
 
 
 class Separator:

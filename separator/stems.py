@@ -3,7 +3,8 @@
 The stems of one input add up to it. In integer files they do so to the bit: the sources are rounded first,
 and the residual is the rounded input minus them. If a stem would not fit, one gain is due for all. Files are
 written under temporary names and appear under their own only when all of them are complete, the residual
-last: stems without a residual are those of a run that was killed.
+last: stems without a residual are those of a run that was killed. What such a run has left under temporary
+names goes when the next one writes to the same folder.
 """
 
 import os
@@ -20,7 +21,7 @@ from separator.audio import AudioInfo, Samples
 from separator.errors import SeparatorError
 from separator.formats import Coding
 from separator.naming import StemNames
-from separator.writing import AudioWriter, Stem
+from separator.writing import AudioWriter, Stem, remove_unfinished
 
 if sys.platform != "win32":
     import fcntl
@@ -69,9 +70,12 @@ class StemSet:
 
     def __enter__(self) -> Self:
         shape = (self.info.channels, self.info.length)
+        paths = [*map(self.names.source, range(self.n_sources)), self.names.residual]
         with ExitStack() as stack:
-            for path in [*map(self.names.source, range(self.n_sources)), self.names.residual]:
-                self._make_folder(path.parent, stack)
+            for folder in dict.fromkeys(path.parent for path in paths):
+                self._make_folder(folder, stack)
+                remove_unfinished(folder)
+            for path in paths:
                 writer = AudioWriter(path, self.info.sample_rate, shape, self.coding)
                 self._writers.append(stack.enter_context(writer))
             self._stack = stack.pop_all()

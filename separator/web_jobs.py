@@ -18,7 +18,8 @@ from separator.naming import StemNames
 from separator.writing import Stem
 
 if TYPE_CHECKING:
-    from separator.separate import FileSeparation, Separator
+    from separator.results import FileSeparation
+    from separator.separate import Separator
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from separator.segments import FloatArray, Overview
-from separator.separate import FileSeparation
+from separator.results import FileSeparation, FloatArray, Overview
 from separator.writing import Stem
 
 RANGE_DB = 60.0  # below the mixture's peak; quieter is black

@@ -1,12 +1,14 @@
 """One audio file at the end of the pipeline: written under a temporary name, complete before it has its own.
 
 libsndfile says when the disk is full while samples are written, but not while it closes a file: the end of a
-finished file is read back before it counts as complete.
+finished file is read back before it counts as complete. A temporary file is locked while it is in use. The
+system lifts the lock of a process that dies, and what a killed run has left is known by that.
 """
 
 import math
 import os
 import secrets
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +22,14 @@ from separator.decoding import Samples
 from separator.errors import SeparatorError
 from separator.formats import INTEGER_BITS, Coding
 
+if sys.platform != "win32":
+    import fcntl
+
 HEADER_BYTES = 256  # of a wav file; its chunks before the samples are shorter
 MAX_WAV_BYTES = 2**32 - 2**20  # a WAV header counts 32 bits; RF64 takes over just below
 ENCODED_SAMPLES = 1 << 12  # that go to an encoder at a time; libvorbis keeps all of them on the stack
 PROBE_BYTES = 1 << 16  # that are tried where a file could not be written
+TEMPORARY = ".separate-{}.part"  # of a length of its own: that of a long name must not be too long
 _BINARY = getattr(os, "O_BINARY", 0)
 CONTAINERS = {"flac": "FLAC", "mp3": "MP3", "ogg": "OGG"}
 
@@ -81,17 +87,17 @@ class AudioWriter:
         self._coding = coding
         self._n_channels = shape[0]
         self._n_frames = 0
-        # of a length of its own: the temporary name of a long one must not be too long
-        self._temporary = path.with_name(f".separate-{os.getpid()}-{secrets.token_hex(4)}.part")
+        self._temporary: Path
+        self._lock: int | None = None
         container = CONTAINERS.get(coding.format) or wav_container(shape, coding)
         try:
-            handle = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+            handle = self._create()
             self._file: Any = soundfile.SoundFile(
                 handle, "w", sample_rate, shape[0], subtype=coding.subtype, format=container
             )
         except (OSError, soundfile.LibsndfileError) as error:
             failure = self._failure(error)
-            self._temporary.unlink(missing_ok=True)
+            self._remove()
             raise failure from error
 
     def __enter__(self) -> Self:
@@ -100,7 +106,7 @@ class AudioWriter:
     def __exit__(self, *exception: object) -> None:
         with suppress(soundfile.LibsndfileError):
             self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        self._remove()
 
     def write(self, samples: Samples) -> None:
         """Append (channel, time); integer codings take whole numbers of their own step."""
@@ -145,6 +151,32 @@ class AudioWriter:
         mean_square = self.energy / max(1, n_values)
         return Stem(path, self.energy, 10 * math.log10(mean_square) if mean_square > 0 else None)
 
+    def _create(self) -> int:
+        """Create the temporary file, locked until `_remove`, and return a handle of it.
+
+        Raises:
+            OSError: that fails.
+        """
+        while True:
+            name = TEMPORARY.format(f"{os.getpid()}-{secrets.token_hex(4)}")
+            self._temporary = self.path.with_name(name)
+            handle = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+            if sys.platform == "win32":
+                return handle
+            with suppress(OSError):  # a network file system may have no locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if self._temporary.exists():
+                self._lock = os.dup(handle)
+                return handle
+            os.close(handle)  # another run has come between, and taken it for a killed one's
+
+    def _remove(self) -> None:
+        """Remove the temporary file, unless it has its name."""
+        self._temporary.unlink(missing_ok=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
     def _failure(self, error: Exception | None) -> SeparatorError:
         """Say why; libsndfile knows no more than that the system refused, so the system is asked again."""
         reason = getattr(error, "strerror", None)
@@ -157,6 +189,23 @@ class AudioWriter:
         return SeparatorError(
             f"{self.path} cannot be written ({reason}); free the disk or pass another folder"
         )
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove temporary files in ``folder`` that no process has locked: a run that was killed has left them.
+
+    On Windows and where the file system has no locks they stay.
+    """
+    if sys.platform == "win32":
+        return
+    for path in folder.glob(TEMPORARY.format("*")):
+        with suppress(OSError):  # it is in use, or gone
+            handle = os.open(path, os.O_RDWR)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(handle)
 
 
 def wav_container(shape: tuple[int, ...], coding: Coding) -> str:

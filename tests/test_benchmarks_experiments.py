@@ -298,7 +298,7 @@ def test_a_cell_that_kills_every_cluster_worker_ends_in_one_line(tmp_path: Path,
 
 def test_an_address_where_nobody_answers_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr(running, "CONNECT_SECONDS", 1)
+    monkeypatch.setattr("separator.cluster.CONNECT_SECONDS", 1)
     for address in ("tcp://127.0.0.1:9", "nonsense"):
         with pytest.raises(SeparatorError, match=r"no Dask scheduler answers at .*pass its address"):
             run_experiment(small(), KIND, tmp_path, scheduler=address)

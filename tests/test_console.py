@@ -9,8 +9,7 @@ import pytest
 
 from separator.console import Console, Counter, Progress, as_json, as_table, duration, summary
 from separator.errors import SeparatorError
-from separator.segments import Overview
-from separator.separate import FileSeparation
+from separator.results import FileSeparation, Overview
 from separator.writing import Stem
 
 

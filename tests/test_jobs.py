@@ -65,8 +65,8 @@ def test_outcomes_come_in_the_order_of_the_inputs_from_processes_that_read_no_in
 
 
 def test_a_process_that_dies_is_an_error_of_its_file_only(pool, tmp_path):
-    outcomes = list(pool("slow 1", "dies", "3", str(tmp_path / "dies next to another"), "5"))
-    assert [bool(outcome.error) for outcome in outcomes] == [False, True, False, False, False]
+    outcomes = list(pool("slow 1", "dies", "3", "4", "5", str(tmp_path / "dies next to another"), "7"))
+    assert [bool(outcome.error) for outcome in outcomes] == [False, True, *[False] * 5]
     assert outcomes[1].error.startswith("dies took its process down (")
     assert "SIGKILL" in outcomes[1].error
     assert len(outcomes[1].error.splitlines()) == 1
@@ -108,6 +108,17 @@ def test_stems_do_not_depend_on_the_number_of_processes(folder, random_model, ca
     assert stems(folder / "out1") == stems(folder / "out2")
 
 
+def test_a_command_whose_processes_do_the_work_imports_no_torch_itself(folder, random_model):
+    """Its processes would wait for that, a second long."""
+    code = "import sys; from separator.cli import main; print(main(), 'torch' in sys.modules)"
+    arguments = [str(folder), "--model", str(random_model), "--output", str(folder / "out"), "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments, "--jobs", "2"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["0", "False"]
+    assert len(list(folder.glob("out/*/residual.wav"))) == 5
+
+
 def test_a_local_cluster_gives_the_same_stems_and_goes_on_after_a_bad_file(
     folder, random_model, capsys, monkeypatch
 ):
@@ -136,7 +147,7 @@ def test_a_scheduler_that_does_not_answer_is_one_line_within_seconds(
     folder, random_model, capsys, monkeypatch
 ):
     pytest.importorskip("distributed")
-    monkeypatch.setattr(jobs, "CONNECT_SECONDS", 1)
+    monkeypatch.setattr("separator.cluster.CONNECT_SECONDS", 1)
     started = time.monotonic()
     arguments = [str(folder), "--model", str(random_model), "--output", str(folder / "out")]
     assert main([*arguments, "--scheduler", "tcp://127.0.0.1:9"]) == 1
@@ -144,7 +155,7 @@ def test_a_scheduler_that_does_not_answer_is_one_line_within_seconds(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
-    assert captured.err.startswith("separate: error: scheduler tcp://127.0.0.1:9 cannot be reached (")
+    assert captured.err.startswith("separate: error: no Dask scheduler answers at tcp://127.0.0.1:9 (")
 
 
 def test_a_missing_extra_is_named(folder, random_model, capsys, monkeypatch):

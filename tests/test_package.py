@@ -11,20 +11,10 @@ import separator
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "separator"
 ORDER = [
-    *(
-        "errors",
-        "settings",
-        "attention",
-        "naming",
-        "inputs",
-        "headers",
-        "decoding",
-        "audio",
-        "formats",
-        "writing",
-    ),
-    *("stems", "stft", "masks", "layers", "network", "checkpoint"),
-    *("rendering", "segments", "separate", "plot", "jobs", "metrics", "bsseval", "baselines"),
+    *("errors", "settings", "attention", "naming", "inputs", "headers", "decoding"),
+    *("audio", "formats", "writing", "results", "stems", "stft", "masks", "layers", "network"),
+    *("checkpoint", "rendering", "segments", "separate", "plot", "cluster", "jobs"),
+    *("metrics", "bsseval", "baselines"),
     *("losses", "peers", "objectives", "fuss", "fuss_protocol", "datasets", "fuss_mixing"),
     *("training_recipe", "run_folder", "distributed", "training", "training_command", "calibration"),
     *("outputs", "evaluation", "report", "benchmarks", "downloads", "console", "cli"),

@@ -3,7 +3,7 @@ import pytest
 
 from separator.errors import SeparatorError
 from separator.plot import draw_separation, save_picture
-from separator.segments import Overview
+from separator.results import Overview
 
 
 def overview(n_slots: int, *, evidence: bool = True) -> Overview:

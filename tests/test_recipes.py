@@ -8,10 +8,14 @@ import tomllib
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
+import torch
 from test_datasets import write_bank
 from test_distributed import write_fuss
 
+from separator import Separator
+from separator.fuss import Example
 from separator.report import stale_tables
 from separator.training_recipe import TrainingConfig
 
@@ -131,6 +135,22 @@ def test_a_long_file_is_measured() -> None:
     assert 0 < found["peak_memory_mib"] < 1200
 
 
+def test_a_whole_is_compared_with_its_parts() -> None:
+    script = load_script("separate_speed", "whole_and_parts")
+    rng = np.random.default_rng(0)
+    silence = torch.zeros(2, 20_000)
+    noise = torch.from_numpy(rng.normal(0, 0.1, (2, 30_000))).float() * torch.tensor([[1.0], [0.3]])
+    audio = torch.cat([silence, noise, silence], 1)
+    example = Example("a", audio.sum(0), audio, 16_000)
+    sources = script.lengthen(example, rng, minutes=0.5)
+    assert sources.shape == (2, 30 * 16_000)
+    period = script.PART_SECONDS * 16_000
+    assert (sources.unflatten(1, (-1, period)).square().sum(-1) > 0).all()
+    found = script.compare(Separator.load(device="cpu"), sources, 16_000)
+    assert found["n_sources"] == 2
+    assert all(-30 <= found[name] < 60 for name in ("whole_db", "parts_db"))
+
+
 def test_page_speed_table_is_that_of_the_results() -> None:
     script = load_script("web_speed", "run")
     record = json.loads((script.HERE / "results/speed.json").read_text())
@@ -144,6 +164,18 @@ def test_shipped_model_is_the_recipe_s() -> None:
     assert shipped["training"]["steps"] == config.steps
     for name in ("widths", "n_context", "mechanism"):
         assert shipped["network"][name] == values["network"][name]
+
+
+def test_ways_to_separate_a_folder_give_the_same_stems(tmp_path: Path) -> None:
+    script = load_script("batch_speed", "run")
+    script.make_files(tmp_path / "in", 3)
+    digests = set()
+    for name in ("two jobs", script.STARTED[1]):
+        (tmp_path / name).mkdir()
+        assert script.WAYS[name](tmp_path / "in", tmp_path / name) > 0
+        assert len(list((tmp_path / name).glob("*/residual.wav"))) == 3
+        digests.add(script.digest(tmp_path / name))
+    assert len(digests) == 1
 
 
 def test_batch_speed_table_is_that_of_the_results() -> None:

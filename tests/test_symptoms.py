@@ -16,8 +16,8 @@ from separator import Separator, SeparatorError
 from separator.checkpoint import WEIGHTS
 from separator.masks import apply_masks
 from separator.metrics import si_sdr
+from separator.results import FileSeparation
 from separator.segments import SEED, mono_view
-from separator.separate import FileSeparation
 from separator.stft import STFT
 
 SAMPLES = Path(__file__).parents[1] / "data/samples"

@@ -22,8 +22,7 @@ from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 
 from separator import Separator, SeparatorError, cli
-from separator.segments import Overview
-from separator.separate import FileSeparation
+from separator.results import FileSeparation, Overview
 from separator.web import EXAMPLES
 from separator.web_jobs import Limits, check_limits, one_line, run_job, summarise
 from separator.web_mix import PRESETS, SAMPLE_RATE, mix_sounds, sample_sounds, score_stems

@@ -1,5 +1,6 @@
 """Files are whole or not there: full disks, interrupts, kills, other runs; and what each format can hold."""
 
+import errno
 import os
 import resource
 import signal
@@ -15,12 +16,12 @@ import numpy as np
 import pytest
 import soundfile
 
-from separator import Separator, SeparatorError
+from separator import Separator, SeparatorError, writing
 from separator.audio import AudioInfo
 from separator.formats import CODINGS, MP3_RATES, Coding, choose_coding
 from separator.naming import FORMATS, StemNames
 from separator.stems import StemSet
-from separator.writing import AudioWriter, wav_container, write_audio
+from separator.writing import TEMPORARY, AudioWriter, remove_unfinished, wav_container, write_audio
 
 INFO = AudioInfo(Path("mix.wav"), 48_000, 2, 20_000, "WAV", "PCM_16")
 ALL = [(form, subtype) for form, subtypes in CODINGS.items() for subtype in subtypes]
@@ -271,8 +272,54 @@ def test_a_run_that_is_ended_midway_leaves_no_file_that_looks_whole(
     assert process.returncode != 0
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert all(leaves(path) and path.name.startswith(".") for path in files)
-    process = start(tmp_path / "out", pause=0)  # and nothing stands in the way of the next
+    assert len(files) == 6 * (kill == signal.SIGKILL)
+    process = start(tmp_path / "out", pause=0)  # which takes away what is left
     assert process.wait() == 0
+    assert {path.stem.rstrip("12345") for path in tmp_path.rglob("*.*")} == {"source", "residual"}
+
+
+def test_only_what_a_dead_run_has_left_is_removed(tmp_path):
+    left = [tmp_path / TEMPORARY.format("123-abcd"), tmp_path / TEMPORARY.format("x")]
+    others = [tmp_path / ".separate-notes.txt", tmp_path / "take.part"]
+    for path in [*left, *others]:
+        path.write_bytes(b"")
+    with AudioWriter(tmp_path / "a.wav", 8000, (1, 10), Coding("wav", "FLOAT")) as writer:
+        writer.write(np.zeros((1, 10)))
+        remove_unfinished(tmp_path)
+        assert not any(path.exists() for path in left)
+        assert all(path.exists() for path in others)
+        writer.finish()
+        remove_unfinished(tmp_path)  # complete, but still without its name
+        writer.publish(tmp_path / "a.wav")
+    assert sorted(tmp_path.iterdir()) == sorted([*others, tmp_path / "a.wav"])
+
+
+def test_a_file_that_is_taken_away_before_it_is_locked_is_created_again(tmp_path, monkeypatch):
+    lock = writing.fcntl.flock
+
+    def come_between(handle: int, how: int) -> None:
+        monkeypatch.setattr(writing.fcntl, "flock", lock)
+        remove_unfinished(tmp_path)
+        lock(handle, how)
+
+    monkeypatch.setattr(writing.fcntl, "flock", come_between)
+    with AudioWriter(tmp_path / "a.wav", 8000, (1, 10), Coding("wav", "FLOAT")) as writer:
+        writer.write(np.zeros((1, 10)))
+        writer.finish()
+        writer.publish(tmp_path / "a.wav")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.wav"]
+
+
+def test_a_file_system_without_locks_keeps_its_files(tmp_path, monkeypatch):
+    def refuse(handle: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(writing.fcntl, "flock", refuse)
+    left = tmp_path / TEMPORARY.format("123-abcd")
+    left.write_bytes(b"")
+    remove_unfinished(tmp_path)
+    write_audio(tmp_path / "a.wav", np.zeros((1, 10), np.float32), 8000)
+    assert sorted(tmp_path.iterdir()) == sorted([left, tmp_path / "a.wav"])
 
 
 def test_two_runs_that_write_to_one_new_folder_never_mix(tmp_path):

@@ -44,10 +44,10 @@ def main() -> None:
 
 def tables() -> dict[str, str]:
     """The README's tables, from results/."""
-    record, long_files = (
-        json.loads((HERE / f"results/{name}.json").read_text()) for name in ("speed", "long")
+    record, long_files, parts = (
+        json.loads((HERE / f"results/{name}.json").read_text()) for name in ("speed", "long", "parts")
     )
-    return {"speed": table(record), "long": long_table(long_files)}
+    return {"speed": table(record), "long": long_table(long_files), "parts": parts_table(parts)}
 
 
 def measure_all() -> None:
@@ -141,6 +141,25 @@ def long_table(record: dict) -> str:
             ]
         )
     columns = ["file", "time", "processor time a minute", "peak memory", "masks on disk", "date"]
+    return format_table(columns, rows)
+
+
+def parts_table(record: dict) -> str:
+    """One row a mixture, then the mean of the differences with its spread."""
+    rows = []
+    differences = []
+    for found in record["mixtures"]:
+        difference = found["whole_db"] - found["parts_db"]
+        differences.append(difference)
+        called = f"{found['whole_called']}, {found['parts_called']:.1f}"
+        levels = [f"{found[name]:.2f}" for name in ("whole_db", "parts_db")]
+        rows.append([found["example"], str(found["n_sources"]), called, *levels, f"{difference:+.2f}"])
+    mean, spread, middle = np.mean(differences), np.std(differences, ddof=1), np.median(differences)
+    rows.append(
+        [f"mean ± standard deviation, {record['date']}", "", "", "", "", f"{mean:+.2f} ± {spread:.2f}"]
+    )
+    rows.append(["median", "", "", "", "", f"{middle:+.2f}"])
+    columns = ["mixture", "sources", "stems of the whole, the parts", "whole", "parts", "whole - parts, dB"]
     return format_table(columns, rows)
 
 

@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from distributed import Client, KilledWorker
+from distributed import KilledWorker
 from joblib._dask import DaskDistributedBackend
 
+from separator.cluster import connected
 from separator.errors import SeparatorError
 
 
@@ -45,19 +46,13 @@ class ClusterBackend(DaskDistributedBackend):  # type: ignore[misc]
 
 
 @contextmanager
-def connected(scheduler: str, timeout_seconds: float) -> Iterator[ClusterBackend]:
-    """Connect to a scheduler for as long as the context lasts.
+def cluster_backend(scheduler: str) -> Iterator[ClusterBackend]:
+    """Connect joblib to a scheduler for as long as the context lasts.
 
     Raises:
         SeparatorError: nobody answers there, or the workers died.
     """
-    try:
-        client: Any = Client(scheduler, timeout=timeout_seconds, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise SeparatorError(
-            f"no Dask scheduler answers at {scheduler!r} ({error}); pass its address, as tcp://host:8786"
-        ) from error
-    with client:
+    with connected(scheduler) as client:
         try:
             yield ClusterBackend(client=client)
         except (KilledWorker, TimeoutError) as error:

@@ -19,12 +19,12 @@ from joblib.externals.loky import BrokenProcessPool
 
 from separator.benchmarks.experiments import Cell, Experiment, Kind, call_of
 from separator.benchmarks.records import Record, add_records, identity, read_records
+from separator.cluster import require_dask
 from separator.errors import SeparatorError
 from separator.training import environment
 
 MAX_DEATHS = 3
 LINE_SECONDS = 15.0
-CONNECT_SECONDS = 10
 ENVIRONMENT = ("torch", "python", "processor", "threads")
 
 Share = Callable[[float], None]
@@ -211,11 +211,10 @@ def _finished(
 
 def _cluster(scheduler: str) -> AbstractContextManager[Any]:
     """A backend of joblib on the workers of a Dask scheduler."""
-    try:
-        from separator.benchmarks.cluster import connected
-    except ImportError as error:
-        raise SeparatorError(f"{scheduler=} needs more ({error}); install separator[cluster]") from error
-    return connected(scheduler, CONNECT_SECONDS)
+    require_dask()
+    from separator.benchmarks.cluster import cluster_backend
+
+    return cluster_backend(scheduler)
 
 
 def _finite(value: Any) -> Any:
