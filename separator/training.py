@@ -65,6 +65,8 @@ def train(
     All processes of ``world`` call this alike; one of them writes.
     """
     world = world or World()
+    data = MIXTURES[config.data](data_directory)
+    mixtures = list(data.validation(config.stages[-1].mixing, config.n_validation))[world.rank :: world.size]
     objective = objective_of(config.network)
     state = new_state(config, world)
     if world.is_writer:
@@ -78,8 +80,6 @@ def train(
         if state.step == 0:
             where = {"environment": environment(), "commit": commit(), "processes": world.size}
             write_json(run_directory / "config.json", {**dataclasses.asdict(config), **where})
-    data = MIXTURES[config.data](data_directory)
-    mixtures = list(data.validation(config.stages[-1].mixing, config.n_validation))[world.rank :: world.size]
     trainee = Trainee(state, config, objective, world)
     clock = Clock(state.processor_seconds)
     for stage, parts in clock.waited(batches(data, config, state.step, world)):

@@ -1,20 +1,24 @@
 """The command line of the training recipes, alone or under ``torchrun``."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from separator.distributed import joined
+from separator.errors import SeparatorError
 from separator.training import train
 from separator.training_recipe import TrainingConfig, read_recipe
 
 
 def train_by_recipe(
     recipe: Path, data: Path, description: str | None, arguments: Sequence[str] | None = None
-) -> None:
-    """Parse the command line and train; runs go to ``runs/<recipe name>`` beside the recipe.
+) -> int:
+    """Parse the command line, train and return the exit status.
+
+    Runs go to ``runs/<recipe name>`` beside the recipe.
 
     Args:
         recipe: TOML file that is trained if the command names no other.
@@ -22,8 +26,7 @@ def train_by_recipe(
         description: what ``--help`` says.
         arguments: of the command line; by default those of the process.
 
-    Raises:
-        SeparatorError: recipe, data or device cannot be used.
+    What cannot be used of recipe, data or device is one line on stderr, and the status 1.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -38,7 +41,12 @@ def train_by_recipe(
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    name, tables = read_recipe(options.recipe, options.mechanism)
-    config = TrainingConfig.from_dict(tables)
-    with joined(options.device) as world:
-        train(config, options.data, options.run_folder or options.recipe.parent / "runs" / name, world)
+    try:
+        name, tables = read_recipe(options.recipe, options.mechanism)
+        config = TrainingConfig.from_dict(tables)
+        with joined(options.device) as world:
+            train(config, options.data, options.run_folder or options.recipe.parent / "runs" / name, world)
+    except (SeparatorError, OSError) as error:
+        sys.stderr.write(f"train.py: error: {error}\n")
+        return 1
+    return 0

@@ -171,6 +171,28 @@ def test_accumulated_passes_see_the_same_mixtures(tmp_path: Path) -> None:
     assert [line["examples"] for line in two] == [line["examples"] for line in one]
 
 
+def test_what_cannot_be_trained_on_is_one_line_and_leaves_no_run(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "recipe.toml", 8)
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(recipe.read_text().replace("widths", "width"))
+    for chosen, words in (
+        (recipe, "no folder"),
+        (wrong, "unknown network setting ['width']"),
+        (tmp_path, ""),
+    ):
+        done = subprocess.run(
+            command(1, chosen, tmp_path / "missing", tmp_path / "run"),
+            capture_output=True,
+            text=True,
+            env=environment(),
+            check=False,
+        )
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert done.stderr.startswith("train.py: error: ")
+        assert words in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_batch_that_does_not_divide_is_refused() -> None:
     with pytest.raises(SeparatorError, match="batch_size=6 does not divide into 4 equal parts"):
         rows_of(6, 0, 4)

@@ -4,6 +4,7 @@ python recipes/fuss/train.py [RECIPE.toml] [--data DIR] [--run-folder DIR]
 torchrun --nproc-per-node 2 --max-restarts 3 recipes/fuss/train.py [...]
 """
 
+import sys
 from pathlib import Path
 
 from separator.training_command import train_by_recipe
@@ -11,4 +12,4 @@ from separator.training_command import train_by_recipe
 HERE = Path(__file__).parent
 
 if __name__ == "__main__":
-    train_by_recipe(HERE / "separator.toml", HERE.parents[1] / "data/fuss/ssdata", __doc__)
+    sys.exit(train_by_recipe(HERE / "separator.toml", HERE.parents[1] / "data/fuss/ssdata", __doc__))

@@ -4,6 +4,7 @@ python recipes/soundscapes/train.py [RECIPE.toml] [--mechanism NAME] [--data DIR
 torchrun --nproc-per-node 2 recipes/soundscapes/train.py [...]
 """
 
+import sys
 from pathlib import Path
 
 from separator.training_command import train_by_recipe
@@ -11,4 +12,4 @@ from separator.training_command import train_by_recipe
 HERE = Path(__file__).parent
 
 if __name__ == "__main__":
-    train_by_recipe(HERE / "recipe.toml", HERE.parents[1] / "data/soundscapes/bank", __doc__)
+    sys.exit(train_by_recipe(HERE / "recipe.toml", HERE.parents[1] / "data/soundscapes/bank", __doc__))
