@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn import functional as shared
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 from torch.overrides import TorchFunctionMode
 
 from separator.errors import SeparatorError
@@ -79,7 +80,13 @@ def joined(device: str = "auto") -> Iterator[World]:
     if "RANK" not in os.environ:
         yield World(device=place)
         return
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=TIMEOUT)
+    store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
+    if os.environ.get("GROUP_WORLD_SIZE") == "1":
+        # The launcher keeps one store over all restarts, with the addresses of processes that are gone
+        # (pytorch issue 135712); machines may count their restarts differently, one machine does not.
+        store = PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    backend = "nccl" if cuda else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     try:
         yield World(dist.get_rank(), dist.get_world_size(), place)
     finally:
@@ -133,6 +140,27 @@ class SharedDraws(TorchFunctionMode):
         return func(*shape, **kwargs)
 
 
+class _Total(torch.autograd.Function):
+    """The sum over the processes; so is its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+
+
+def total_of(values: Tensor) -> Tensor:
+    """Return the sum of ``values`` over the processes, with a gradient."""
+    return cast(Tensor, _Total.apply(values))
+
+
 class SharedBatchNorm2d(nn.BatchNorm2d):
     """`nn.BatchNorm2d` over the batches of all processes, on CPUs as well; parameters have the same names."""
 
@@ -141,10 +169,10 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
         if not self.training:
             return super().forward(x)
         values = x.float()
-        count = shared.all_reduce(values.new_tensor(values.numel() / values.shape[1]))
-        mean = shared.all_reduce(values.sum((0, 2, 3))) / count
+        count = total_of(values.new_tensor(values.numel() / values.shape[1]))
+        mean = total_of(values.sum((0, 2, 3))) / count
         centred = values - mean[:, None, None]
-        variance = shared.all_reduce(centred.square().sum((0, 2, 3))) / count
+        variance = total_of(centred.square().sum((0, 2, 3))) / count
         self._remember(mean.detach(), (variance * count / (count - 1)).detach())
         scale = self.weight * torch.rsqrt(variance + self.eps)
         normed: Tensor = centred * scale[:, None, None] + self.bias[:, None, None]

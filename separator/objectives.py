@@ -14,6 +14,7 @@ from separator.losses import LossConfig, LossTerms, Whole, pairwise_si_sdr, sepa
 from separator.metrics import pairwise_si_sdr as pairwise_waveform_si_sdr
 from separator.network import NetworkConfig, SeparationNetwork
 from separator.peers import ConvTasNet, ConvTasNetConfig, called_by_level
+from separator.settings import settings_from
 from separator.stft import STFT
 
 CALLED_FLOOR_DB = -30.0  # an estimate of a peer, which has no say on existence, is a source from here on
@@ -135,7 +136,7 @@ def network_config(values: Mapping[str, Any]) -> NetworkConfig | ConvTasNetConfi
     if kind == "separator":
         return NetworkConfig.from_dict(settings)
     if kind == "conv_tasnet":
-        return ConvTasNetConfig.from_dict(settings)
+        return settings_from(ConvTasNetConfig, settings, "network")
     raise SeparatorError(f"unknown {kind=} of network; choose separator or conv_tasnet")
 
 

@@ -4,13 +4,9 @@ Reference: Luo and Mesgarani, "Conv-TasNet", IEEE/ACM TASLP 2019, in torchaudio'
 """
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
-
-from separator.settings import settings_from
 
 LEVEL_FLOOR = 1e-8  # of a mixture's RMS
 
@@ -28,15 +24,6 @@ class ConvTasNetConfig:
     msk_num_hidden_feats: int = 256
     msk_num_layers: int = 8
     msk_num_stacks: int = 2
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "ConvTasNetConfig":
-        """Build from plain values such as a TOML table.
-
-        Raises:
-            SeparatorError: a key is unknown.
-        """
-        return settings_from(cls, values, "network")
 
 
 class ConvTasNet(nn.Module):

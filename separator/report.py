@@ -232,6 +232,16 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.0f} %"
 
 
+def pyplot() -> Any:
+    """Return matplotlib's pyplot, drawing into files."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
 def measure_recipe(
     here: Path,
     description: str | None,

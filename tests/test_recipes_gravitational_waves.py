@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -144,3 +145,12 @@ def test_records_of_the_recipe_are_whole() -> None:
     for record in records:
         assert record["n_pairs"] >= 1000
         assert json.dumps(record["pp"])
+
+
+def test_the_speed_of_the_simulation_is_measured(tmp_path: Path) -> None:
+    script = FOLDER / "generation.py"
+    command = [sys.executable, str(script), "--repeats", "1", "--results", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=200)
+    found = json.loads((tmp_path / "generation.json").read_text())
+    assert found["binaries_a_second"] == pytest.approx(3 * found["mixtures_a_second"], abs=2)
+    assert found["mixtures_a_second"] > 0

@@ -10,7 +10,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from separator.benchmarks.gw_training import BinarySetting, inferred, load_train
 from separator.benchmarks.gw_waveforms import YEAR
 from separator.benchmarks.kinds import KINDS
 from separator.errors import SeparatorError
+from separator.report import pyplot
 
 HERE = Path(__file__).parent
 N_SOURCES = 3
@@ -158,16 +158,6 @@ def draw_corner(
             if column == 0 and row:
                 axis.set_ylabel(LABELS[INFERRED[row]], fontsize=8)
     figure.savefig(path, dpi=90)
-
-
-def pyplot() -> Any:
-    """matplotlib that draws into files."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    return plt
 
 
 if __name__ == "__main__":

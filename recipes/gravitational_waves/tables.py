@@ -3,6 +3,7 @@
 python recipes/gravitational_waves/tables.py
 """
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from separator.benchmarks.gw_scores import PP_LEVELS
 from separator.benchmarks.kinds import KINDS
 from separator.benchmarks.records import read_records
 from separator.benchmarks.tables import NONE, Results, mean_and_deviation, select, sweep_table
-from separator.report import format_table, update_tables
+from separator.report import format_table, pyplot, update_tables
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -75,6 +76,7 @@ def tables(directory: Path = RESULTS) -> dict[str, str]:
     texts |= {"setting": results.caption(), "longer-setting": longer.caption()}
     texts["calibration"] = calibration_table(results)
     texts["confusion"] = confusion_table(results)
+    texts["generation"] = generation_table()
     return texts
 
 
@@ -114,6 +116,18 @@ def confusion_table(results: Results) -> str:
     return format_table(["method, true count \\ called", *map(str, range(width))], rows)
 
 
+def generation_table() -> str:
+    """Binaries and mixtures a second, after compilation."""
+    path = RESULTS / "generation.json"
+    if not path.is_file():
+        return "Not run yet."
+    found = json.loads(path.read_text())
+    where = found["environment"]
+    row = [f"{found['binaries_a_second']:,.0f}", f"{found['mixtures_a_second']:,.0f}"]
+    setting = f"{where['processor']}, one process, {where['threads']} thread, {found['date']}"
+    return format_table([setting, "binaries a second", "mixtures of three a second"], [["simulated", *row]])
+
+
 def draw_pp(path: Path) -> None:
     """P-P curves by parameter and method, each minus the diagonal; grey is the 95 % band."""
     plt = pyplot()
@@ -133,16 +147,6 @@ def draw_pp(path: Path) -> None:
     axes[0].set_ylabel("share of truths below\nminus level")
     axes[-1].legend(fontsize=6)
     figure.savefig(path, dpi=80)
-
-
-def pyplot() -> Any:
-    """matplotlib that draws into files."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    return plt
 
 
 def main() -> None:

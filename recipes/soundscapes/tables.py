@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from separator.report import confusion_table, format_table, fuss_table, markdown_table, update_tables
+from separator.report import confusion_table, format_table, fuss_table, markdown_table, pyplot, update_tables
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -120,10 +120,7 @@ def facts_table(report: Mapping[str, Any]) -> str:
 
 def draw_curve(path: Path) -> None:
     """Training loss and validation by step."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
+    plt = pyplot()
 
     lines = [json.loads(line) for line in (RESULTS / "log.jsonl").read_text().splitlines()]
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")

@@ -19,6 +19,7 @@ from separator.benchmarks.kinds import KINDS
 from separator.benchmarks.tasks import TEST_OFFSET
 from separator.benchmarks.trainer import Setting, TrainedModel
 from separator.errors import SeparatorError
+from separator.report import pyplot
 
 HERE = Path(__file__).parent
 SEED = 0
@@ -47,10 +48,7 @@ def main() -> None:
 
 def draw(task: str, trained: dict[str, TrainedModel], path: Path) -> None:
     """The mixture and its sources on top; below, for each method, attention by slot and evidence by step."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
+    plt = pyplot()
 
     test = draw_mixtures(TASKS[task], 100, seed=SEED + TEST_OFFSET)
     index = int((test.counts == N_SOURCES).nonzero()[0])

@@ -21,7 +21,7 @@ from separator.benchmarks.tables import (
     select,
     sweep_table,
 )
-from separator.report import update_tables
+from separator.report import pyplot, update_tables
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -194,16 +194,6 @@ def draw_dynamics(path: Path) -> None:
         if axis.lines:
             axis.legend(fontsize=7)
     figure.savefig(path, dpi=80)
-
-
-def pyplot() -> Any:
-    """matplotlib that draws into files."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    return plt
 
 
 def main() -> None:
