@@ -151,7 +151,7 @@ def test_a_scheduler_that_does_not_answer_is_one_line_within_seconds(
     started = time.monotonic()
     arguments = [str(folder), "--model", str(random_model), "--output", str(folder / "out")]
     assert main([*arguments, "--scheduler", "tcp://127.0.0.1:9"]) == 1
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 25  # Dask itself would wait 30
     captured = capsys.readouterr()
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
