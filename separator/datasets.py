@@ -55,6 +55,11 @@ class MixingConfig:
     scene_backgrounds: tuple[str, ...] = ()
     """Rough classes that backgrounds of scenes are of, their foregrounds then being no ambience; none: any
     class but speech."""
+    layered_backgrounds: float = 0.0
+    """Share of scenes whose background, one source, is laid of two recordings: what sounds in a place is
+    rarely of one kind, and a bank has few places."""
+    layer_level_db: float = 10.0
+    """The second recording of a background is at most so much stronger or weaker than the first."""
     equal_level_db: float = 8.0
     same_class: float = 0.15
     """Share of mixtures of equals drawn from one class."""
@@ -207,8 +212,7 @@ def draw_mixture(bank: Bank, config: MixingConfig, rng: np.random.Generator) -> 
     for k in range(count):
         for _ in range(10):  # a small bank may have no further family
             if scene and k == 0:
-                clip = bank.draw_background(rng, config.scene_backgrounds)
-                source, family = loop(crop(bank.read(clip), length, rng), length), clip.family
+                source, family = draw_background(bank, config, length, rng)
             else:
                 exclude = AMBIENCE if scene and config.scene_backgrounds else None
                 clips = bank.draw_family(rng, one_class or bank.draw_class(rng, exclude))
@@ -227,6 +231,22 @@ def draw_mixture(bank: Bank, config: MixingConfig, rng: np.random.Generator) -> 
     noise = rng.standard_normal(length).astype(np.float32) * np.float32(noise_level)
     scale = np.float32(0.1 / level)
     return sources * scale, noise * scale
+
+
+def draw_background(
+    bank: Bank, config: MixingConfig, length: int, rng: np.random.Generator
+) -> tuple[Samples, str]:
+    """Draw a background of ``length`` samples and its family, or that of its first layer."""
+
+    def draw() -> tuple[Samples, str]:
+        clip = bank.draw_background(rng, config.scene_backgrounds)
+        return loop(crop(bank.read(clip), length, rng), length), clip.family
+
+    source, family = draw()
+    if config.layered_backgrounds > 0 and rng.random() < config.layered_backgrounds:
+        level_db = float(rng.uniform(-config.layer_level_db, config.layer_level_db))
+        source = set_level(source, 0.0) + set_level(draw()[0], level_db)
+    return source, family
 
 
 def place_clips(bank: Bank, clips: list[Clip], length: int, rng: np.random.Generator) -> Samples:

@@ -21,8 +21,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
+from separator.checkpoint import check_model, load_model
 from separator.datasets import SAMPLE_RATE, BankMixtures
 from separator.distributed import SharedDraws, World, rows_of, share_batch_norms
+from separator.errors import SeparatorError
 from separator.fuss_mixing import FussMixtures
 from separator.losses import LossTerms, Whole, best_assignment
 from separator.objectives import Objective, objective_of
@@ -58,17 +60,27 @@ class Mixtures(Protocol):
 
 
 def train(
-    config: TrainingConfig, data_directory: Path, run_directory: Path, world: World | None = None
+    config: TrainingConfig,
+    data_directory: Path,
+    run_directory: Path,
+    world: World | None = None,
+    start_from: str | Path | None = None,
 ) -> nn.Module:
     """Train to the end of the last stage, from the run folder's state if any; return the averaged network.
 
-    All processes of ``world`` call this alike; one of them writes.
+    A new run starts from the weights of the model ``start_from`` (name or folder), or from none. All
+    processes of ``world`` call this alike; one of them writes.
+
+    Raises:
+        SeparatorError: ``start_from`` is no model of this network.
     """
     world = world or World()
     data = MIXTURES[config.data](data_directory)
     mixtures = list(data.validation(config.stages[-1].mixing, config.n_validation))[world.rank :: world.size]
     objective = objective_of(config.network)
     state = new_state(config, world)
+    if start_from is not None:
+        take_weights(state, start_from)
     if world.is_writer:
         run_directory.mkdir(parents=True, exist_ok=True)
     world.wait()
@@ -78,7 +90,13 @@ def train(
     if world.is_writer:
         cut_log(run_directory, state.step)
         if state.step == 0:
-            where = {"environment": environment(), "commit": commit(), "processes": world.size}
+            start = None if start_from is None else check_model(start_from)["sha256"]
+            where = {
+                "environment": environment(),
+                "commit": commit(),
+                "processes": world.size,
+                "start": start,
+            }
             write_json(run_directory / "config.json", {**dataclasses.asdict(config), **where})
     trainee = Trainee(state, config, objective, world)
     clock = Clock(state.processor_seconds)
@@ -125,6 +143,24 @@ def new_state(config: TrainingConfig, world: World | None = None) -> TrainingSta
         network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.98)
     )
     return TrainingState(network, average.eval(), optimizer)
+
+
+def take_weights(state: TrainingState, model: str | Path) -> None:
+    """Start from a model's weights.
+
+    Raises:
+        SeparatorError: it is no model, or not of the network in training.
+    """
+    weights = load_model(model).state_dict()
+    for network in (state.network, state.average):
+        try:
+            network.load_state_dict(weights)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[-1].strip().rstrip(".")
+            raise SeparatorError(
+                f"the weights of {model} do not fit the recipe's network ({reason}); "
+                "give the recipe the [network] of the model's config.toml"
+            ) from error
 
 
 def batches(

@@ -37,6 +37,9 @@ def train_by_recipe(
     parser.add_argument(
         "--run-folder", type=Path, help="run folder (default: runs/<recipe name> beside the recipe)"
     )
+    parser.add_argument(
+        "--start-from", metavar="MODEL", help="name or folder of a model whose weights a new run starts from"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     options = parser.parse_args(arguments)
@@ -45,7 +48,8 @@ def train_by_recipe(
         name, tables = read_recipe(options.recipe, options.mechanism)
         config = TrainingConfig.from_dict(tables)
         with joined(options.device) as world:
-            train(config, options.data, options.run_folder or options.recipe.parent / "runs" / name, world)
+            folder = options.run_folder or options.recipe.parent / "runs" / name
+            train(config, options.data, folder, world, options.start_from)
     except (SeparatorError, OSError) as error:
         sys.stderr.write(f"train.py: error: {error}\n")
         return 1

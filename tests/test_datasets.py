@@ -98,6 +98,24 @@ def test_scene_levels_lie_in_the_stated_range(bank: Bank) -> None:
         assert 9.0 < ratio_db < 12.5, seed  # silence inside the background shifts its own measure a little
 
 
+@pytest.mark.parametrize(("share", "most"), [(0.0, 1), (1.0, 2)])
+def test_a_background_has_as_many_layers_as_drawn_and_is_one_source(
+    bank: Bank, share: float, most: int
+) -> None:
+    config = MixingConfig(
+        seconds=1.0, counts=(1.0,), scene_share=1.0, reverberant=0.0, layered_backgrounds=share
+    )
+    tones = []
+    for seed in range(20):
+        (background,) = draw_mixture(bank, config, np.random.default_rng(seed))[0]
+        spectrum = np.abs(np.fft.rfft(background * np.hanning(len(background))))
+        inner = spectrum[1:-1]
+        peaks = (inner > spectrum[:-2]) & (inner >= spectrum[2:]) & (inner > 0.02 * spectrum.max())
+        tones.append(int(peaks.sum()))
+    assert max(tones) == most
+    assert tones.count(most) > 10  # the two layers may be of one family
+
+
 def test_sources_of_a_mixture_are_of_different_families(bank: Bank) -> None:
     config = MixingConfig(
         seconds=1.0, counts=(0.0, 0.0, 0.0, 1.0), scene_share=0.0, same_class=0.0, reverberant=0.0

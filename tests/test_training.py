@@ -17,7 +17,9 @@ from separator.calibration import (
     fit_head,
     probabilities,
 )
+from separator.checkpoint import check_model, save_model
 from separator.errors import SeparatorError
+from separator.network import NetworkConfig, SeparationNetwork
 from separator.run_folder import load_state
 from separator.training import Trainee, mean_weights, new_state, train
 from separator.training_recipe import TrainingConfig, learning_rate_factor, read_recipe
@@ -150,6 +152,30 @@ def test_state_of_another_network_is_not_taken(tmp_path: Path) -> None:
     other = {**RECIPE, "network": {**RECIPE["network"], "embedding": 4}}
     with pytest.raises(RuntimeError, match="size mismatch"):
         load_state(new_state(TrainingConfig.from_dict(other)), tmp_path / "run")
+
+
+def test_a_run_starts_from_the_weights_of_a_model(tmp_path: Path) -> None:
+    still = {**RECIPE, "training": {**RECIPE["training"], "learning_rate": 0.0}}
+    config = TrainingConfig.from_dict(still)
+    torch.manual_seed(7)
+    model = SeparationNetwork(config.network)
+    save_model(model, tmp_path / "model")
+    bank = write_bank(tmp_path)
+    trained = train(config, bank, tmp_path / "run", start_from=tmp_path / "model")
+    given = dict(model.named_parameters())
+    assert all(torch.equal(given[name], value) for name, value in trained.named_parameters())
+    told = json.loads((tmp_path / "run/config.json").read_text())["start"]
+    assert told == check_model(tmp_path / "model")["sha256"]
+
+
+def test_a_model_of_another_network_is_no_start(tmp_path: Path) -> None:
+    other = NetworkConfig.from_dict({**RECIPE["network"], "embedding": 4})
+    save_model(SeparationNetwork(other), tmp_path / "model")
+    with pytest.raises(SeparatorError, match=r"model do not fit the recipe's network \(size mismatch"):
+        train(
+            TrainingConfig.from_dict(RECIPE), write_bank(tmp_path), tmp_path / "run", None, tmp_path / "model"
+        )
+    assert not (tmp_path / "run").exists()
 
 
 def test_mean_weights_lie_between_and_counters_are_the_last_one_s() -> None:
