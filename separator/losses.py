@@ -116,6 +116,13 @@ class Matching(NamedTuple):
     """[B, S], thresholded level of every slot re the mixture, dB."""
 
 
+def snr_cost(error: Tensor, source_energy: Tensor, limit_db: float) -> Tensor:
+    """Thresholded SNR in dB, negated, [B, S, K], of errors [B, S, K] against sources of energy [B, K]."""
+    source_energy = source_energy.clamp(min=1e-12)
+    floor = 10 ** (-limit_db / 10) * source_energy
+    return 10 * torch.log10((error + floor[:, None]) / source_energy[:, None])
+
+
 def match(
     error: Tensor,
     kept: Tensor,
@@ -134,9 +141,8 @@ def match(
         active: [B, K], which sources exist.
         config: thresholds.
     """
-    source_energy, mixture_energy = source_energy.clamp(min=1e-12), mixture_energy[:, None].clamp(min=1e-12)
-    floor = 10 ** (-config.snr_limit_db / 10) * source_energy
-    cost = 10 * torch.log10((error + floor[:, None]) / source_energy[:, None])  # [B, S, K]
+    mixture_energy = mixture_energy[:, None].clamp(min=1e-12)
+    cost = snr_cost(error, source_energy, config.snr_limit_db)
     slots = best_assignment(cost, active)
     matched = cost.gather(1, slots.clamp(min=0)[:, None])[:, 0]  # [B, K]
     exists = torch.zeros(kept.shape, device=kept.device)
@@ -176,16 +182,20 @@ def separation_loss(
     guided = claim = attention = torch.zeros_like(snr)
     if decomposition.guidance is not None:
         given = decomposition.guidance
-        diagonal = torch.diagonal(pairwise_error(given.masks, mixture, sources), dim1=1, dim2=2)
-        source_energy = source_energy.clamp(min=1e-12)
-        floor = 10 ** (-config.snr_limit_db / 10) * source_energy
-        guided = (10 * torch.log10((diagonal + floor) / source_energy))[active].sum() / whole.n_sources
+        cost = snr_cost(pairwise_error(given.masks, mixture, sources), source_energy, config.snr_limit_db)
+        guided = torch.diagonal(cost, dim1=1, dim2=2)[active].sum() / whole.n_sources
         claim = claim_loss(given, matching.slots, active, whole)
         hits = given.attended.gather(1, matching.slots.clamp(min=0)[:, None])[:, 0]  # [B, K]
         attention = -torch.log(hits[active] + ATTENTION_MARGIN).sum() / whole.n_sources
     total = total + config.guided_weight * guided + config.claim_weight * claim
     total = total + config.attention_weight * attention + config.existence_weight * existence
     return LossTerms(total, snr, zero, guided, claim, attention, existence)
+
+
+def pairwise_waveform_error(estimates: Tensor, sources: Tensor) -> Tensor:
+    """Energy [B, S, K] of estimate minus source: waveforms [B, S, time] and [B, K, time]."""
+    kept, source_energy = estimates.square().sum(2), sources.square().sum(2)
+    return (kept[:, :, None] - 2 * estimates @ sources.mT + source_energy[:, None]).clamp(min=0)
 
 
 def waveform_loss(
@@ -207,8 +217,7 @@ def waveform_loss(
         whole: as in `separation_loss`.
     """
     kept, source_energy = estimates.square().sum(2), sources.square().sum(2)
-    cross = estimates @ sources.mT  # [B, S, K]
-    error = (kept[:, :, None] - 2 * cross + source_energy[:, None]).clamp(min=0)
+    error = pairwise_waveform_error(estimates, sources)
     matching = match(error, kept, source_energy, mixture.square().sum(1), active, config)
     total, snr, zero = _matched_loss(matching, active, config, whole or Whole.of(active))
     none = torch.zeros_like(snr)

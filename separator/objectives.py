@@ -10,7 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from separator.errors import SeparatorError
-from separator.losses import LossConfig, LossTerms, Whole, pairwise_si_sdr, separation_loss, waveform_loss
+from separator.losses import (
+    LossConfig,
+    LossTerms,
+    Whole,
+    energy,
+    pairwise_error,
+    pairwise_si_sdr,
+    pairwise_waveform_error,
+    separation_loss,
+    snr_cost,
+    waveform_loss,
+)
 from separator.metrics import pairwise_si_sdr as pairwise_waveform_si_sdr
 from separator.network import NetworkConfig, SeparationNetwork
 from separator.peers import ConvTasNet, ConvTasNetConfig, called_by_level
@@ -18,6 +29,7 @@ from separator.settings import settings_from
 from separator.stft import STFT
 
 CALLED_FLOOR_DB = -30.0  # an estimate of a peer, which has no say on existence, is a source from here on
+SNR_LIMIT_DB = LossConfig.snr_limit_db
 
 Forward = Callable[..., Any]
 """The network, or what wraps it so that its gradients are shared."""
@@ -30,6 +42,8 @@ class Quality(NamedTuple):
     """[S, K], dB."""
     before: Tensor
     """[K], of the mixture as it is, dB."""
+    snr: Tensor
+    """[S, K], thresholded as in training, dB."""
     n_called: int
     """How many slots the network calls sources."""
 
@@ -84,9 +98,11 @@ class MaskObjective:
         spectrogram, mixture = self._stft(sources)[None], self._stft(sources.sum(0))[None]
         out = network(mixture)
         whole = torch.ones_like(out.masks[:, :1])
+        error = pairwise_error(out.masks, mixture, spectrogram)
         return Quality(
             pairwise_si_sdr(out.masks, mixture, spectrogram)[0],
             pairwise_si_sdr(whole, mixture, spectrogram)[0, 0],
+            -snr_cost(error, energy(spectrogram), SNR_LIMIT_DB)[0],
             int((out.existence_logits > 0).sum()),
         )
 
@@ -121,8 +137,10 @@ class WaveformObjective:
         mixture = sources.sum(0)
         estimates = network(mixture[None])[0]
         scores = pairwise_waveform_si_sdr(torch.cat([estimates, mixture[None]]), sources, zero_mean=False)
+        error = pairwise_waveform_error(estimates[None], sources[None])
+        snr = -snr_cost(error, sources.square().sum(1)[None], SNR_LIMIT_DB)[0]
         called = called_by_level(estimates, mixture, CALLED_FLOOR_DB)
-        return Quality(scores[:-1], scores[-1], int(called.sum()))
+        return Quality(scores[:-1], scores[-1], snr, int(called.sum()))
 
 
 def network_config(values: Mapping[str, Any]) -> NetworkConfig | ConvTasNetConfig:

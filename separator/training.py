@@ -100,11 +100,13 @@ def train(
             write_json(run_directory / "config.json", {**dataclasses.asdict(config), **where})
     trainee = Trainee(state, config, objective, world)
     clock = Clock(state.processor_seconds)
+    if _is_done(state, config):
+        return state.average.eval()
     for stage, parts in clock.waited(batches(data, config, state.step, world)):
         trainee.step(stage, parts)
         if config.minutes is not None:
             state.processor_seconds = clock.processor_seconds(world)
-        done = state.step == config.steps or state.processor_seconds >= 60 * (config.minutes or math.inf)
+        done = _is_done(state, config)
         if state.step % config.log_every == 0 or done:
             record = {
                 "step": state.step,
@@ -118,7 +120,7 @@ def train(
             found = validate(objective, state.average, mixtures, world)
             if world.is_writer:
                 log(run_directory, {"step": state.step, "validation": found})
-                keep_best(state, validation_score(found), run_directory)
+                keep_best(state, found["snr"], run_directory)
         if state.step % config.save_every == 0 or done:
             state.processor_seconds = clock.processor_seconds(world)
             if world.is_writer:
@@ -127,6 +129,11 @@ def train(
         if done:
             break
     return state.average.eval()
+
+
+def _is_done(state: TrainingState, config: TrainingConfig) -> bool:
+    """Whether a run has come to the end of its steps or minutes."""
+    return state.step >= config.steps or state.processor_seconds >= 60 * (config.minutes or math.inf)
 
 
 def new_state(config: TrainingConfig, world: World | None = None) -> TrainingState:
@@ -329,33 +336,36 @@ def _processor_seconds() -> float:
 def validate(
     objective: Objective, network: nn.Module, mixtures: Iterable[Tensor], world: World | None = None
 ) -> dict[str, float]:
-    """Mean SI-SDR (1 source) or its improvement (more), known count, dB, and the share of right counts.
+    """Mean SI-SDR (1 source) or its improvement (more), known count, dB, share of right counts, and the SNR.
 
-    ``mixtures`` are this process's, given as their sources [K, time].
+    The SNR is that of training, thresholded, of the sources that are not alone. ``mixtures`` are this
+    process's, given as their sources [K, time].
     """
     world = world or World()
-    rows: list[tuple[int, list[float], bool]] = []
+    rows: list[tuple[int, list[float], list[float], bool]] = []
     network.eval()
     for sources in mixtures:
         torch.manual_seed(0)
         found = objective.quality(network, sources.to(world.device))
-        slots = best_assignment(-found.si_sdr[None], torch.ones(1, len(sources), dtype=torch.bool))
-        gain = found.si_sdr.gather(0, slots.to(found.si_sdr.device))[0]
-        gain = gain - (found.before if len(sources) > 1 else 0)
-        rows.append((len(sources), gain.tolist(), found.n_called == len(sources)))
-    scores: dict[int, list[float]] = {}
+        gain = _of_best_slots(found.si_sdr) - (found.before if len(sources) > 1 else 0)
+        snr = _of_best_slots(found.snr)
+        rows.append((len(sources), gain.tolist(), snr.tolist(), found.n_called == len(sources)))
     rows = world.gather(rows)
-    for count, gains, _ in rows:
+    scores: dict[int, list[float]] = {}
+    for count, gains, *_ in rows:
         scores.setdefault(count, []).extend(gains)
-    means = {f"si_sdri_{k}": round(float(np.mean(v)), 2) for k, v in sorted(scores.items())}
-    return {**means, "count": round(float(np.mean([right for _, _, right in rows])), 3)}
+    together = [row for row in rows if row[0] > 1] or rows  # a single source is easy and loud
+    return {
+        **{f"si_sdri_{count}": round(float(np.mean(gains)), 2) for count, gains in sorted(scores.items())},
+        "snr": round(float(np.mean([value for row in together for value in row[2]])), 3),
+        "count": round(float(np.mean([row[3] for row in rows])), 3),
+    }
 
 
-def validation_score(found: Mapping[str, float]) -> float:
-    """Mean of what `validate` found by number of sources, dB; single ones, easy and loud, only if alone."""
-    gains = {k: v for k, v in found.items() if k.startswith("si_sdri_")}
-    mixed = [v for k, v in gains.items() if k != "si_sdri_1"]
-    return float(np.mean(mixed or list(gains.values())))
+def _of_best_slots(values: Tensor) -> Tensor:
+    """Of ``values`` [S, K] those of the slots [K] that make their sum greatest."""
+    slots = best_assignment(-values[None], torch.ones(1, values.shape[1], dtype=torch.bool))
+    return values.gather(0, slots)[0]
 
 
 def mean_weights(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

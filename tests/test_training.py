@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from test_datasets import write_bank
+from torch import nn
 
 from separator.calibration import (
     CalibrationConfig,
@@ -20,8 +21,10 @@ from separator.calibration import (
 from separator.checkpoint import check_model, save_model
 from separator.errors import SeparatorError
 from separator.network import NetworkConfig, SeparationNetwork
+from separator.objectives import WaveformObjective
+from separator.peers import ConvTasNetConfig
 from separator.run_folder import load_state
-from separator.training import Trainee, mean_weights, new_state, train
+from separator.training import Trainee, mean_weights, new_state, train, validate
 from separator.training_recipe import TrainingConfig, learning_rate_factor, read_recipe
 
 RECIPE: dict[str, Any] = {
@@ -119,12 +122,16 @@ def test_a_budget_of_minutes_ends_the_run_at_a_rate_of_nothing(tmp_path: Path) -
         "training": {**RECIPE["training"], "minutes": 1e-4, "log_every": 1},
         "stages": [{**RECIPE["stages"][0], "until": 100}],
     }
-    train(TrainingConfig.from_dict(recipe), write_bank(tmp_path), tmp_path / "run")
+    bank = write_bank(tmp_path)
+    ended = train(TrainingConfig.from_dict(recipe), bank, tmp_path / "run").state_dict()
     lines = [json.loads(line) for line in read_log(tmp_path / "run")]
     assert lines[-2]["step"] < 100
     assert lines[-2]["processor_minutes"] >= 1e-4
-    assert "validation" in lines[-1]
-    assert (tmp_path / "run/best.safetensors").is_file()
+    best = json.loads((tmp_path / "run/best.json").read_text())
+    assert best == {"step": lines[-1]["step"], "score": lines[-1]["validation"]["snr"]}
+    again = train(TrainingConfig.from_dict(recipe), bank, tmp_path / "run").state_dict()
+    assert all(torch.equal(ended[name], again[name]) for name in ended)
+    assert len(read_log(tmp_path / "run")) == len(lines)
 
 
 def test_recipe_without_stages_or_with_a_misspelt_setting_is_refused() -> None:
@@ -176,6 +183,34 @@ def test_a_model_of_another_network_is_no_start(tmp_path: Path) -> None:
             TrainingConfig.from_dict(RECIPE), write_bank(tmp_path), tmp_path / "run", None, tmp_path / "model"
         )
     assert not (tmp_path / "run").exists()
+
+
+class Planted(nn.Module):
+    """Whatever the mixture, these estimates [S, time]."""
+
+    def __init__(self, estimates: torch.Tensor) -> None:
+        super().__init__()
+        self.estimates = estimates
+
+    def forward(self, mixture: torch.Tensor) -> torch.Tensor:
+        return self.estimates[None]
+
+
+def test_validation_is_not_won_by_slots_of_noise() -> None:
+    """Of a buried source any noise is a gain in SI-SDR; of SNR it is a loss, and silence costs nothing."""
+    generator = torch.Generator().manual_seed(0)
+    loud, quiet, noise = torch.randn(3, 8000, generator=generator)
+    sources = torch.stack([loud, 1e-3 * quiet])
+    silence = torch.zeros(8000)
+    objective = WaveformObjective(ConvTasNetConfig())
+    found = {
+        name: validate(objective, Planted(torch.stack([loud, second])), [sources, sources[:1]])
+        for name, second in {"noise": noise, "silence": silence, "truth": sources[1]}.items()
+    }
+    assert found["noise"]["si_sdri_2"] > 20
+    assert found["truth"]["snr"] == pytest.approx(30.0, abs=0.01)
+    assert found["silence"]["snr"] == pytest.approx(15.0, abs=0.01)  # of the loud one's 30
+    assert found["noise"]["snr"] < -10
 
 
 def test_mean_weights_lie_between_and_counters_are_the_last_one_s() -> None:
