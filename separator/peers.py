@@ -53,5 +53,5 @@ def called_by_level(estimates: Tensor, mixture: Tensor, floor_db: float) -> Tens
 
 
 def n_parameters(module: nn.Module) -> int:
-    """Count what is trained."""
-    return sum(p.numel() for p in module.parameters() if p.requires_grad)
+    """Count what training fits, whether or not it is frozen now."""
+    return sum(p.numel() for p in module.parameters())
