@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -214,6 +214,18 @@ def as_table(result: "FileSeparation", picture: Path | None = None) -> str:
     if picture is not None:
         lines.append(f"picture {one_line(picture)}")
     return "\n".join(lines)
+
+
+def exit_status(work: Callable[[], int | None], script: str | Path) -> int:
+    """Do the ``work`` of a script and return its exit status.
+
+    What the work cannot use, of its input or the disk, is one line on stderr, and the status 1.
+    """
+    try:
+        return work() or 0
+    except (SeparatorError, OSError) as error:
+        sys.stderr.write(f"{Path(script).name}: error: {one_line(error)}\n")
+        return 1
 
 
 def silence_streams() -> None:

@@ -55,7 +55,13 @@ def has_state(directory: Path) -> bool:
 
 
 def load_state(state: TrainingState, directory: Path) -> None:
-    """Continue from what `save_state` wrote."""
+    """Continue from what `save_state` wrote.
+
+    Raises:
+        SeparatorError: nothing was written.
+    """
+    if not has_state(directory):
+        raise SeparatorError(f"no state.json in {directory}; train until the first state is saved")
     saved = json.loads((directory / "state.json").read_text())
     tensors = load_file(directory / saved["file"])
 

@@ -75,12 +75,12 @@ def train(
         SeparatorError: ``start_from`` is no model of this network.
     """
     world = world or World()
-    data = MIXTURES[config.data](data_directory)
-    mixtures = list(data.validation(config.stages[-1].mixing, config.n_validation))[world.rank :: world.size]
     objective = objective_of(config.network)
     state = new_state(config, world)
     if start_from is not None:
         take_weights(state, start_from)
+    data = MIXTURES[config.data](data_directory)
+    mixtures = list(data.validation(config.stages[-1].mixing, config.n_validation))[world.rank :: world.size]
     if world.is_writer:
         run_directory.mkdir(parents=True, exist_ok=True)
     world.wait()

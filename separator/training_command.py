@@ -1,14 +1,13 @@
 """The command line of the training recipes, alone or under ``torchrun``."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from separator.console import exit_status
 from separator.distributed import joined
-from separator.errors import SeparatorError
 from separator.training import train
 from separator.training_recipe import TrainingConfig, read_recipe
 
@@ -44,13 +43,12 @@ def train_by_recipe(
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    try:
+
+    def work() -> None:
         name, tables = read_recipe(options.recipe, options.mechanism)
         config = TrainingConfig.from_dict(tables)
         with joined(options.device) as world:
             folder = options.run_folder or options.recipe.parent / "runs" / name
             train(config, options.data, folder, world, options.start_from)
-    except (SeparatorError, OSError) as error:
-        sys.stderr.write(f"train.py: error: {error}\n")
-        return 1
-    return 0
+
+    return exit_status(work, parser.prog)

@@ -14,7 +14,7 @@ from separator.losses import LossConfig
 from separator.network import NetworkConfig
 from separator.objectives import network_config
 from separator.peers import ConvTasNetConfig
-from separator.settings import check_known, settings_from
+from separator.settings import check_given, check_known, check_settings, settings_from
 
 MIXING: dict[str, type[MixingConfig] | type[RemixConfig]] = {"soundscapes": MixingConfig, "fuss": RemixConfig}
 
@@ -37,9 +37,10 @@ class Stage:
         ``data`` names what ``mixing`` is about.
 
         Raises:
-            SeparatorError: a key is unknown.
+            SeparatorError: a key is unknown or missing.
         """
         check_known(values, [field.name for field in dataclasses.fields(cls)], "stage")
+        check_given(values, ["until", "batch_size"], "stage")
         return cls(
             values["until"],
             values["batch_size"],
@@ -92,8 +93,7 @@ class TrainingConfig:
             raise SeparatorError(f"the recipe has no [[stages]]; its tables are {sorted(values)}")
         network = network_config(values.get("network", {}))
         stages = tuple(Stage.from_dict(stage, data) for stage in values["stages"])
-        known = {field.name for field in dataclasses.fields(cls)} - {"stages", "network", "data"}
-        check_known(values.get("training", {}), known, "training")
+        check_settings(cls, values.get("training", {}), "training", but=["stages", "network", "data"])
         return cls(stages, network, data, **values.get("training", {}))
 
     @property
@@ -112,8 +112,15 @@ def mixing_config(values: Mapping[str, Any], data: str = "soundscapes") -> Mixin
 
 
 def read_recipe(path: Path, mechanism: str | None = None) -> tuple[str, dict[str, Any]]:
-    """Name and tables of a recipe's TOML file; ``mechanism`` replaces the recipe's and joins the name."""
-    recipe = tomllib.loads(path.read_text())
+    """Name and tables of a recipe's TOML file; ``mechanism`` replaces the recipe's and joins the name.
+
+    Raises:
+        SeparatorError: there is no such file, or it is no TOML.
+    """
+    try:
+        recipe = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SeparatorError(f"{path} cannot be read as a recipe ({error}); pass a TOML file") from error
     if mechanism is None:
         return path.stem, recipe
     network = {**recipe.get("network", {}), "mechanism": mechanism}

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -194,6 +195,44 @@ def test_fuss_recipe_is_one_the_trainer_takes(recipe: str) -> None:
     assert config.data == "fuss"
     assert config.steps >= 60_000 or config.minutes
     assert config.accumulate == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "soundscapes/train.py NOWHERE",
+        "soundscapes/train.py --start-from NOWHERE --data DATA --run-folder RUN",
+        "soundscapes/release.py --run-folder NOWHERE",
+        "soundscapes/evaluate.py --mixtures NOWHERE",
+        "fuss/train.py --data NOWHERE --run-folder RUN",
+        "fuss/release.py NOWHERE --model RUN",
+        "fuss/release.py --run-folder NOWHERE --model RUN",
+        "fuss/compare.py --model NOWHERE",
+        "fuss/cost.py NOWHERE",
+        "fuss/evaluate.py --model soundscapes --data NOWHERE",
+        "fuss/paper.py NOWHERE",
+        "synthetic/run.py NOWHERE",
+        "gravitational_waves/run.py NOWHERE",
+        "gravitational_waves/pictures.py NOWHERE",
+        "separate_speed/whole_and_parts.py --mixtures NOWHERE",
+    ],
+)
+def test_what_a_recipe_cannot_use_is_one_line_of_its_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    write_bank(tmp_path)
+    places = {"NOWHERE": str(tmp_path / "nowhere"), "RUN": str(tmp_path / "run"), "DATA": str(tmp_path)}
+    script, *arguments = command.split()
+    monkeypatch.setattr(sys, "argv", [script, *(places.get(word, word) for word in arguments)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "recipes" / script), run_name="__main__")
+    assert ended.value.code == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.startswith(f"{Path(script).name}: error: ")
+    assert "nowhere" in line
+    assert not (tmp_path / "run").exists()
 
 
 def test_fuss_goes_from_training_to_a_comparison(tmp_path: Path) -> None:

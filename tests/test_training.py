@@ -147,6 +147,26 @@ def test_misspelt_setting_of_a_stage_is_refused(wrong: dict[str, Any]) -> None:
         TrainingConfig.from_dict({**RECIPE, "stages": [{"until": 1, "batch_size": 1, **wrong}]})
 
 
+def test_a_stage_without_its_end_is_refused() -> None:
+    with pytest.raises(SeparatorError, match=r"missing stage setting \['until'\]"):
+        TrainingConfig.from_dict({**RECIPE, "stages": [{"batch_size": 1}]})
+
+
+def test_a_setting_of_another_type_is_refused() -> None:
+    with pytest.raises(SeparatorError, match=r"training setting seed = 'zero' is of another type than 0"):
+        TrainingConfig.from_dict({**RECIPE, "training": {"seed": "zero"}})
+
+
+@pytest.mark.parametrize("text", ["[training\n", "\x80"])
+def test_what_is_no_recipe_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(SeparatorError, match=r"broken\.toml cannot be read as a recipe"):
+        read_recipe(path)
+    with pytest.raises(SeparatorError, match=r"nowhere\.toml cannot be read as a recipe"):
+        read_recipe(tmp_path / "nowhere.toml")
+
+
 def test_mechanism_replaces_the_recipe_s_and_joins_its_name(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text('[network]\nembedding = 8\nmechanism = "vanilla"\n')
     assert read_recipe(tmp_path / "small.toml")[0] == "small"

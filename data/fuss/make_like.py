@@ -23,7 +23,7 @@ import soundfile
 import torch
 from scipy import signal
 
-from separator.console import Counter
+from separator.console import Counter, exit_status
 from separator.datasets import (
     AMBIENCE,
     SAMPLE_RATE,
@@ -271,20 +271,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args(arguments)
     counts = {split: getattr(options, split) for split in SPLITS if getattr(options, split) > 0}
-    try:
-        make_like(
-            options.bank,
-            options.output,
-            counts,
-            seed=options.seed,
-            versions=options.versions,
-            responses=options.responses,
-            n_jobs=options.jobs,
-        )
-    except (SeparatorError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    settings = {"seed": options.seed, "versions": options.versions, "responses": options.responses}
+    return exit_status(
+        lambda: make_like(options.bank, options.output, counts, n_jobs=options.jobs, **settings), __file__
+    )
 
 
 if __name__ == "__main__":

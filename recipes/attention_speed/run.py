@@ -21,6 +21,7 @@ from evidence_depletion import baselines
 from torch import Tensor, nn
 
 from separator.attention import build_mechanism
+from separator.console import exit_status
 from separator.report import format_table, measure_recipe
 from separator.training import environment
 
@@ -173,4 +174,4 @@ def time_training(mechanism: nn.Module, tokens: Tensor) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))

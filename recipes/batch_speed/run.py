@@ -25,6 +25,7 @@ import psutil
 import soundfile
 from distributed import LocalCluster
 
+from separator.console import exit_status
 from separator.report import format_table, update_tables
 from separator.training import environment
 
@@ -231,4 +232,4 @@ def table(record: dict) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))

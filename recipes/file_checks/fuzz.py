@@ -28,6 +28,7 @@ import soundfile
 import torch
 
 from separator import Separator, SeparatorError
+from separator.console import exit_status
 from separator.network import NetworkConfig, SeparationNetwork
 from separator.training import environment
 
@@ -207,4 +208,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))

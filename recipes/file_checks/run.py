@@ -8,6 +8,7 @@ sources. Then its stems are read back and added up.
 
 import json
 import math
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ import soundfile
 import torch
 
 from separator import Separator
+from separator.console import exit_status
 from separator.network import NetworkConfig, SeparationNetwork
 from separator.training import environment
 
@@ -112,4 +114,4 @@ def excerpt(sample_rate: int, channels: int, length: int) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))

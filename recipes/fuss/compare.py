@@ -9,6 +9,7 @@ Both separate the same examples by turns. The stems, `STEMS/exampleNNNN/source1.
 import argparse
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import soundfile
 import torch
 
 from separator import Separator
-from separator.console import Counter
+from separator.console import Counter, exit_status
 from separator.fuss import read_fuss_examples
 from separator.peers import n_parameters
 from separator.run_folder import load_best
@@ -100,4 +101,4 @@ def training_of(run: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))

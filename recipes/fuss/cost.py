@@ -9,12 +9,14 @@ that torch counts (convolutions and matrix products, gradients included). Result
 import argparse
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from separator.console import exit_status
 from separator.distributed import World
 from separator.fuss_mixing import FussMixtures
 from separator.objectives import objective_of
@@ -72,4 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))

@@ -18,8 +18,7 @@ from pathlib import Path
 import torch
 
 from separator import Separator
-from separator.console import Counter
-from separator.errors import SeparatorError
+from separator.console import Counter, exit_status
 from separator.evaluation import make_report, score_examples
 from separator.fuss import FussExamples, read_fuss_examples, read_source_folders
 from separator.metrics import LEVEL_FLOOR_DB
@@ -116,12 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.model is None and options.baseline is None and options.estimates is None:
         parser.error("pass --model, --estimates or --baseline")
     torch.set_num_threads(1)
-    try:
-        evaluate(options)
-    except (SeparatorError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_status(lambda: evaluate(options), __file__)
 
 
 if __name__ == "__main__":

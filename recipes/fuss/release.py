@@ -5,13 +5,16 @@ python recipes/fuss/release.py --model DIR [RECIPE.toml] [--run-folder DIR] [--d
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import torch
 
 from separator.calibration import CalibrationConfig, release
+from separator.console import exit_status
 from separator.fuss import read_fuss_examples
 from separator.run_folder import load_best
+from separator.settings import settings_from
 from separator.training import new_state
 from separator.training_recipe import TrainingConfig, read_recipe
 
@@ -35,7 +38,7 @@ def main() -> None:
     name, recipe = read_recipe(arguments.recipe)
     network = new_state(TrainingConfig.from_dict(recipe)).average
     best = load_best(network, arguments.run_folder or HERE / "runs" / name)
-    config = CalibrationConfig(**recipe.get("calibration", {}))
+    config = settings_from(CalibrationConfig, recipe.get("calibration", {}), "calibration")
     n_heard = arguments.limit or config.n_mixtures
     heard, unheard = (
         (e.sources for e in read_fuss_examples(arguments.data, split)[:limit] if len(e.sources))
@@ -45,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))

@@ -6,6 +6,7 @@ python recipes/gravitational_waves/generation.py [--repeats 3] [--results DIR]
 import argparse
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 
 from separator.benchmarks.gw_data import make_part
 from separator.benchmarks.gw_waveforms import Band
+from separator.console import exit_status
 from separator.training import environment
 
 N_BINARIES = 2048
@@ -44,4 +46,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))

@@ -5,6 +5,7 @@ python recipes/gravitational_waves/tables.py
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from separator.benchmarks.gw_scores import PP_LEVELS
 from separator.benchmarks.kinds import KINDS
 from separator.benchmarks.records import read_records
 from separator.benchmarks.tables import NONE, Results, mean_and_deviation, select, sweep_table
+from separator.console import exit_status
 from separator.report import format_table, pyplot, update_tables
 
 HERE = Path(__file__).parent
@@ -156,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))

@@ -21,6 +21,8 @@ import librosa
 import numpy as np
 import soundfile
 
+from separator.console import exit_status
+
 HERE = Path(__file__).parent
 SAMPLE = HERE.parents[1] / "data/samples/mix3.wav"
 KINDS = {"mono": (16_000, 1), "stereo": (44_100, 2)}
@@ -114,4 +116,4 @@ class Room(threading.Thread):
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))

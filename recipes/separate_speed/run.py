@@ -18,6 +18,7 @@ import numpy as np
 import soundfile
 
 from separator import Separator
+from separator.console import exit_status
 from separator.report import format_table, update_tables
 from separator.training import environment
 
@@ -164,4 +165,4 @@ def parts_table(record: dict) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))

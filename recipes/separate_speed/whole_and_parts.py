@@ -8,6 +8,7 @@ at either end, with a period of its own, so that no ten seconds are like others,
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from separator import Separator
+from separator.console import exit_status
 from separator.fuss import Example, read_fuss_examples
 from separator.metrics import match_strict
 from separator.training import environment
@@ -108,4 +110,4 @@ def strict(separator: Separator, sources: Tensor, sample_rate: int) -> tuple[flo
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))

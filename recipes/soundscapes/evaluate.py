@@ -5,13 +5,14 @@ python recipes/soundscapes/evaluate.py --baselines
 """
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
 import torch
 
 from separator import Separator
-from separator.console import Counter
+from separator.console import Counter, exit_status
 from separator.evaluation import evaluate, evaluate_baselines
 from separator.fuss import read_fuss_examples
 from separator.outputs import ModelOutputs
@@ -68,4 +69,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))

@@ -5,14 +5,17 @@ python recipes/soundscapes/release.py [--run-folder DIR ...] [--model DIR] [--ba
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import torch
 
 from separator.calibration import CalibrationConfig, release
+from separator.console import exit_status
 from separator.datasets import Bank, fixed_mixtures
 from separator.fuss import read_fuss_examples
 from separator.run_folder import load_state
+from separator.settings import settings_from
 from separator.training import mean_weights, new_state
 from separator.training_recipe import TrainingConfig, mixing_config, read_recipe
 
@@ -45,7 +48,7 @@ def main() -> None:
         load_state(states[-1], folder)
     settings = dict(recipe.get("calibration", {}))
     mixing = mixing_config(settings.pop("mixing", {}))
-    calibration = CalibrationConfig(**settings)
+    calibration = settings_from(CalibrationConfig, settings, "calibration")
     heard = fixed_mixtures(Bank(arguments.bank, "train"), mixing, arguments.limit or calibration.n_mixtures)
     unheard = read_fuss_examples(arguments.mixtures, "validation")
     if arguments.limit:
@@ -57,4 +60,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))

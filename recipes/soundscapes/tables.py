@@ -8,10 +8,12 @@ on the ablations' models) and log.jsonl (the shipped run's log).
 
 import csv
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from separator.console import exit_status
 from separator.report import confusion_table, format_table, fuss_table, markdown_table, pyplot, update_tables
 
 HERE = Path(__file__).parent
@@ -151,4 +153,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))

@@ -18,7 +18,7 @@ from separator.benchmarks.experiments import read_experiment
 from separator.benchmarks.kinds import KINDS
 from separator.benchmarks.tasks import TEST_OFFSET
 from separator.benchmarks.trainer import Setting, TrainedModel
-from separator.errors import SeparatorError
+from separator.console import exit_status
 from separator.report import pyplot
 
 HERE = Path(__file__).parent
@@ -81,7 +81,4 @@ def image(figure: Any, axis: Any, values: torch.Tensor, title: str, label: str) 
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except SeparatorError as error:
-        sys.exit(f"picture.py: error: {error}")
+    sys.exit(exit_status(main, __file__))

@@ -16,7 +16,7 @@ from separator.benchmarks.experiments import read_experiment
 from separator.benchmarks.kinds import KINDS
 from separator.benchmarks.running import run_experiment
 from separator.benchmarks.tables import summary_table
-from separator.errors import SeparatorError
+from separator.console import exit_status
 
 HERE = Path(__file__).parent
 FACTOR = 0.5
@@ -44,7 +44,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SeparatorError as error:
-        sys.exit(f"quick_check.py: error: {error}")
+    sys.exit(exit_status(main, __file__))

@@ -10,7 +10,7 @@ import time
 import torch
 
 from separator.benchmarks import train_synthetic
-from separator.errors import SeparatorError
+from separator.console import exit_status
 
 METHODS = ("vanilla", "sequential", "evidence_linear")
 
@@ -33,7 +33,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except SeparatorError as error:
-        sys.exit(f"quickstart.py: error: {error}")
+    sys.exit(exit_status(main, __file__))

@@ -3,6 +3,7 @@
 python recipes/synthetic/tables.py
 """
 
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from separator.benchmarks.tables import (
     select,
     sweep_table,
 )
+from separator.console import exit_status
 from separator.report import pyplot, update_tables
 
 HERE = Path(__file__).parent
@@ -204,4 +206,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from separator.benchmarks import TASKS, draw_mixtures, train_models
 from separator.benchmarks.trainer import Setting
+from separator.console import exit_status
 from separator.report import format_table, measure_recipe
 from separator.training import environment
 
@@ -105,4 +106,4 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))

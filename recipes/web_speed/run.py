@@ -24,6 +24,7 @@ from gradio_client import Client, handle_file
 from playwright.sync_api import sync_playwright
 
 from separator import Separator
+from separator.console import exit_status
 from separator.report import format_table, update_tables
 from separator.training import environment
 
@@ -171,4 +172,4 @@ def table(record: dict) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main, __file__))
