@@ -216,16 +216,20 @@ def as_table(result: "FileSeparation", picture: Path | None = None) -> str:
     return "\n".join(lines)
 
 
-def exit_status(work: Callable[[], int | None], script: str | Path) -> int:
-    """Do the ``work`` of a script and return its exit status.
+def exit_status(work: Callable[[], int | None], script: str | Path, *, resumes: bool = False) -> int:
+    """Do the ``work`` of a script and return its exit status: the work's own, or 0 if it says none.
 
-    What the work cannot use, of its input or the disk, is one line on stderr, and the status 1.
+    What the work cannot use, of its input or the disk, is one line on stderr, and the status 1. So is an
+    interrupt, and 130; the line says whether the same command ``resumes``.
     """
     try:
         return work() or 0
     except (SeparatorError, OSError) as error:
-        sys.stderr.write(f"{Path(script).name}: error: {one_line(error)}\n")
-        return 1
+        said, status = f"error: {one_line(error)}", 1
+    except KeyboardInterrupt:
+        said, status = "stopped" + ("; the same command goes on from here" if resumes else ""), 130
+    sys.stderr.write(f"{Path(script).name}: {said}\n")
+    return status
 
 
 def silence_streams() -> None:

@@ -51,4 +51,4 @@ def train_by_recipe(
             folder = options.run_folder or options.recipe.parent / "runs" / name
             train(config, options.data, folder, world, options.start_from)
 
-    return exit_status(work, parser.prog)
+    return exit_status(work, parser.prog, resumes=True)

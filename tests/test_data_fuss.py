@@ -347,5 +347,5 @@ def test_a_missing_bank_is_one_line(
     options = ["--bank", str(tmp_path / "none"), "--output", str(tmp_path / "out")]
     assert scripts["make_like"].main(options) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: no bank at") and "prepare.py" in line
+    assert line.startswith("make_like.py: error: no bank at") and "prepare.py" in line
     assert not (tmp_path / "out").exists()

@@ -101,5 +101,5 @@ def test_what_is_wrong_is_one_line(place: Path) -> None:
     shutil.rmtree(place / "theirs/example0001")
     done = run(place, "--data", place / "data", "--estimates", place / "theirs", code=1)
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: example0001 has no folder in")
+    assert line.startswith("evaluate.py: error: example0001 has no folder in")
     assert "pass --model, --estimates or --baseline" in run(place, "--data", place / "data", code=2).stderr

@@ -12,9 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from separator.console import Counter
+from separator.console import Counter, exit_status
 from separator.downloads import RemoteFile, bytes_to_fetch, check_space, fetch, read_zenodo_record, unpack
-from separator.errors import SeparatorError
 from separator.fuss import FUSS_SPLITS, check_fuss_split
 
 HERE = Path(__file__).resolve().parent
@@ -83,15 +82,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--record", default=RECORD, help="address of the record that lists the archives")
     parser.add_argument("--check", action="store_true", help="only check what is there")
     options = parser.parse_args(arguments)
-    try:
-        if not options.check:
-            obtain(
-                options.record, options.versions, options.output, options.download, keep=options.keep_archives
-            )
-        problems = check(options.versions, options.output)
-    except (SeparatorError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return exit_status(lambda: _prepare(options), __file__, resumes=True)
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    """Obtain what is missing, unless it is only to be checked, and tell what is wrong; the exit status."""
+    if not options.check:
+        obtain(options.record, options.versions, options.output, options.download, keep=options.keep_archives)
+    problems = check(options.versions, options.output)
     for line in problems[:SHOWN_PROBLEMS]:
         print(line, file=sys.stderr)
     if len(problems) > SHOWN_PROBLEMS:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from separator.benchmarks.gw_data import make_part, write_part
 from separator.benchmarks.gw_waveforms import Band
-from separator.errors import SeparatorError
+from separator.console import exit_status
 
 SAMPLE_BAND = Band(n_bins=128)
 N_SAMPLE = 64
@@ -30,18 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if (options.experiment is None) == (options.sample is None):
         parser.error("pass an experiment, or --sample FILE")
-    try:
-        if options.sample is not None:
-            write_part(options.sample, *make_part(SAMPLE_BAND, N_SAMPLE, (0, 0)))
-        else:
-            make_banks(options.experiment)
-    except SeparatorError as error:
-        print(f"prepare.py: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("prepare.py: stopped; the same command goes on from here", file=sys.stderr)
-        return 130
-    return 0
+    return exit_status(lambda: _prepare(options), __file__, resumes=True)
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    """Make the sample or the banks."""
+    if options.sample is not None:
+        write_part(options.sample, *make_part(SAMPLE_BAND, N_SAMPLE, (0, 0)))
+    else:
+        make_banks(options.experiment)
 
 
 def make_banks(path: Path) -> None:

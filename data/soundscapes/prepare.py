@@ -33,6 +33,7 @@ from samples import sample_paths, write_samples
 from splits import assign_splits, held_out
 from unpack import Recording, file_sha256, read_package
 
+from separator.console import exit_status
 from separator.errors import SeparatorError
 
 HERE = Path(__file__).resolve().parent
@@ -340,12 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     if options.step == "manifest" and options.clips is None:
         parser.error("the manifest step needs --clips")
-    try:
-        _run_step(options)
-    except (SeparatorError, OSError) as error:
-        _progress(f"error: {error}")
-        return 1
-    return 0
+    return exit_status(lambda: _run_step(options), __file__, resumes=True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from separator.benchmarks.gw_scores import draw_posterior, predict, recover
 from separator.benchmarks.gw_training import BinarySetting, inferred, load_trained, match_binaries
 from separator.benchmarks.gw_waveforms import YEAR
 from separator.benchmarks.kinds import KINDS
-from separator.errors import SeparatorError
+from separator.console import exit_status
 from separator.report import pyplot
 
 HERE = Path(__file__).parent
@@ -48,18 +48,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=HERE / "results", help="folder of the pictures")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    try:
-        experiment = read_experiment(options.experiment, KINDS, methods=[options.method])
-        (cell,) = experiment.cells(KINDS[experiment.kind])
-        setting = setting_of(**call_of(cell, KINDS[experiment.kind]))
-        model = load_trained(options.method, setting, options.seed)
-        _, bank = setting.banks()
-        test = setting.test_mixtures(bank, options.seed)
-    except SeparatorError as error:
-        print(f"pictures.py: error: {error}", file=sys.stderr)
-        return 1
+    return exit_status(lambda: _draw_first(options), __file__)
+
+
+def _draw_first(options: argparse.Namespace) -> None:
+    """Read the experiment and draw a mixture of its test bank."""
+    experiment = read_experiment(options.experiment, KINDS, methods=[options.method])
+    (cell,) = experiment.cells(KINDS[experiment.kind])
+    setting = setting_of(**call_of(cell, KINDS[experiment.kind]))
+    model = load_trained(options.method, setting, options.seed)
+    _, bank = setting.banks()
+    test = setting.test_mixtures(bank, options.seed)
     draw(model, setting, test, options)
-    return 0
 
 
 def draw(

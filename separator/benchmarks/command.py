@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from separator.errors import SeparatorError
+from separator.console import exit_status
 
 HELP = """
 Progress is written to stderr, the table of the records to stdout. It may be killed at any time: the same
@@ -39,7 +39,8 @@ def run_command(
     overrides = {
         key: getattr(options, key) for key in ("epochs", "n_train", "n_test", "seeds", "tasks", "methods")
     }
-    try:
+
+    def work() -> None:
         chosen = read_experiment(options.experiment, KINDS, **overrides)
         records = run_experiment(
             chosen,
@@ -50,14 +51,9 @@ def run_command(
             threads=options.threads,
             stream=sys.stderr,
         )
-    except SeparatorError as error:
-        sys.stderr.write(f"{script.name}: error: {error}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write(f"{script.name}: stopped; the same command goes on from here\n")
-        return 130
-    sys.stdout.write(summary_table(records) + "\n")
-    return 0
+        sys.stdout.write(summary_table(records) + "\n")
+
+    return exit_status(work, script, resumes=True)
 
 
 def _parse(
