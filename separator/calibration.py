@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,12 @@ THRESHOLDS = np.linspace(0.1, 0.9, 81)
 @dataclass(frozen=True)
 class CalibrationConfig:
     """How the head is fitted."""
+
+    AT_LEAST: ClassVar[dict[str, float]] = {
+        **dict.fromkeys(("n_mixtures", "epochs", "batch_size"), 1),
+        **dict.fromkeys(("learning_rate", "weight_decay", "min_recall", "seed"), 0),
+    }
+    AT_MOST: ClassVar[dict[str, float]] = {"min_recall": 1}
 
     n_mixtures: int = 4000
     """Of training recordings, on which the head is fitted."""

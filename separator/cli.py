@@ -23,7 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from separator import __version__
-from separator.console import Console, Progress, one_line, silence_streams, summary
+from separator.console import Console, Progress, one_line, positive, silence_streams, summary
 from separator.errors import SeparatorError
 from separator.naming import FORMATS, PLACEHOLDERS, TEMPLATE, check_template
 
@@ -77,7 +77,7 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--slots",
         dest="n_slots",
-        type=_positive,
+        type=positive,
         default=4,
         metavar="N",
         help="largest number of sources to look for (default: %(default)s)",
@@ -100,7 +100,7 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     where.add_argument(
         "--jobs",
         dest="n_jobs",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
         help="files that are separated at a time, each by a process with one thread (default: %(default)s)",
@@ -327,14 +327,6 @@ def _termination_as_exit() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _positive(text: str) -> int:
-    """Parse a whole number from 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return value
 
 
 def _probability(text: str) -> float:

@@ -3,6 +3,7 @@
 A table or JSON lines are data. Errors, warnings, the summary and, on a terminal, the progress are not.
 """
 
+import argparse
 import json
 import math
 import os
@@ -214,6 +215,22 @@ def as_table(result: "FileSeparation", picture: Path | None = None) -> str:
     if picture is not None:
         lines.append(f"picture {one_line(picture)}")
     return "\n".join(lines)
+
+
+def positive(text: str) -> int:
+    """Parse a whole number from 1, of a command line."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def natural(text: str) -> int:
+    """Parse a whole number from 0, of a command line."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+    return value
 
 
 def exit_status(work: Callable[[], int | None], script: str | Path, *, resumes: bool = False) -> int:

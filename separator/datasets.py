@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,15 @@ class Clip(NamedTuple):
 class MixingConfig:
     """How training mixtures are drawn."""
 
+    AT_LEAST: ClassVar[dict[str, float]] = {
+        "seconds": 0.1,
+        **dict.fromkeys(("counts", "scene_share", "layered_backgrounds", "same_class", "reverberant"), 0),
+        **dict.fromkeys(("layer_level_db", "equal_level_db"), 0),
+    }
+    AT_MOST: ClassVar[dict[str, float]] = dict.fromkeys(
+        ("counts", "scene_share", "layered_backgrounds", "same_class", "reverberant"), 1
+    )
+
     seconds: float = 3.0
     counts: tuple[float, ...] = (0.1, 0.3, 0.3, 0.3)
     """Probability of 1, 2, ... sources."""
@@ -66,6 +75,11 @@ class MixingConfig:
     reverberant: float = 0.3
     noise_db: tuple[float, float] = (-60.0, -30.0)
     """Level of the noise floor re the mixture; it belongs to no source."""
+
+    @property
+    def max_sources(self) -> int:
+        """How many sources a mixture may have."""
+        return len(self.counts)
 
 
 class Bank:

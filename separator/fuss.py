@@ -31,6 +31,7 @@ SAMPLE_RATE = 16_000
 N_SAMPLES = 10 * SAMPLE_RATE
 MAX_SOURCES = 4
 AUDIO_SUFFIXES = (".wav", ".flac")  # of what a folder of sources or estimates holds
+RESIDUAL = "residual"  # name of a file in a folder of stems that is no source
 FUSS_SPLITS = {"train": 20_000, "validation": 1_000, "eval": 1_000}  # examples of the original
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -137,7 +138,11 @@ def read_source_folders(directory: str | Path) -> FussExamples:
         raise SeparatorError(f"{root} has no folders of sources; expected {root}/EXAMPLE/*.wav")
     entries = []
     for folder in folders:
-        sources = sorted(path for path in folder.iterdir() if path.suffix.lower() in AUDIO_SUFFIXES)
+        sources = sorted(
+            path
+            for path in folder.iterdir()
+            if path.suffix.lower() in AUDIO_SUFFIXES and path.stem != RESIDUAL
+        )
         if not sources:
             raise SeparatorError(f"{folder} holds no sound file ({', '.join(AUDIO_SUFFIXES)})")
         entries.append(_Entry(None, tuple(sources), name=folder.name.removesuffix("_sources")))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,15 @@ TRAIN, VALIDATION = "train", "validation"
 @dataclass(frozen=True)
 class RemixConfig:
     """How mixtures are made of the examples of a split."""
+
+    AT_LEAST: ClassVar[dict[str, float]] = {
+        "seconds": 0.1,
+        "max_sources": 1,
+        "exchange": 0,
+        "gain_db": 0,
+        "reverberant": 0,
+    }
+    AT_MOST: ClassVar[dict[str, float]] = {"exchange": 1, "reverberant": 1}
 
     seconds: float = 10.0
     """Of the stretch that is cut out, at a random place."""

@@ -11,7 +11,7 @@ to the true shares, or evidence would be spent before every source is found, and
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -25,6 +25,10 @@ ATTENTION_MARGIN = 0.05  # bounds the gradient of a slot that looks elsewhere al
 @dataclass(frozen=True)
 class LossConfig:
     """Thresholds and weights of `separation_loss`."""
+
+    AT_LEAST: ClassVar[dict[str, float]] = dict.fromkeys(
+        ("zero_weight", "existence_weight", "guided_weight", "claim_weight", "attention_weight"), 0
+    )
 
     snr_limit_db: float = 30.0
     silence_limit_db: float = 20.0

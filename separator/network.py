@@ -18,7 +18,7 @@ Reference: Houba, "When Attention Collapses", NeurIPS 2026 (slots, evidence); Ro
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from separator.layers import (
 )
 from separator.settings import settings_from
 
+N_LEVELS = 4  # of the U-Net
 BANDS_PER_TOKEN = 8
 FRAMES_PER_TOKEN = 4
 FLOOR_DB = -70.0  # of the band power re the mixture's mean; quieter bands look alike to the network
@@ -47,6 +48,14 @@ NEVER = -30.0  # existence logit of a slot that was not even tried
 @dataclass(frozen=True)
 class NetworkConfig:
     """Everything that decides the shape and the behaviour of a `SeparationNetwork`."""
+
+    AT_LEAST: ClassVar[dict[str, float]] = {
+        **dict.fromkeys(("sample_rate", "hop_length", "n_bands", "n_linear_bands", "widths"), 1),
+        **dict.fromkeys(("embedding", "n_slots", "n_iter"), 1),
+        **dict.fromkeys(("n_context", "n_refine", "gamma", "tau", "min_existence", "stop_below"), 0),
+        "n_fft": 2,
+    }
+    AT_MOST: ClassVar[dict[str, float]] = {"min_existence": 1, "stop_below": 1}
 
     sample_rate: int = 16_000
     n_fft: int = 512
@@ -70,9 +79,19 @@ class NetworkConfig:
         """Build from plain values such as a TOML table.
 
         Raises:
-            SeparatorError: a key is unknown.
+            SeparatorError: a key is unknown, or a value cannot be.
         """
-        return settings_from(cls, values, "network")
+        config = settings_from(cls, values, "network")
+        if len(config.widths) != N_LEVELS:
+            raise SeparatorError(f"network setting widths = {list(config.widths)}; pass {N_LEVELS} of them")
+        if config.n_bands % BANDS_PER_TOKEN or config.n_bands > config.n_fft // 2 + 1:
+            raise SeparatorError(
+                f"network setting n_bands = {config.n_bands}; pass a multiple of {BANDS_PER_TOKEN} up to the "
+                f"{config.n_fft // 2 + 1} bins of n_fft = {config.n_fft}"
+            )
+        if config.n_linear_bands > config.n_bands:
+            raise SeparatorError(f"network setting n_linear_bands is above n_bands = {config.n_bands}")
+        return config
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that `from_dict` takes back."""

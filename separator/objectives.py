@@ -149,6 +149,8 @@ def network_config(values: Mapping[str, Any]) -> NetworkConfig | ConvTasNetConfi
     Raises:
         SeparatorError: a kind or a key is unknown.
     """
+    if not isinstance(values, Mapping):
+        raise SeparatorError(f"network is {values!r}, not a table of settings")
     settings = dict(values)
     kind = settings.pop("kind", "separator")
     if kind == "separator":

@@ -17,7 +17,7 @@ from torch import Tensor
 from separator import baselines
 from separator.audio import read_audio
 from separator.errors import SeparatorError
-from separator.fuss import AUDIO_SUFFIXES, Example
+from separator.fuss import AUDIO_SUFFIXES, RESIDUAL, Example
 from separator.metrics import LEVEL_FLOOR_DB, is_active, level_db
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ class FolderOutputs:
         if not folder.is_dir():
             raise SeparatorError(f"{example.name} has no folder in {self.directory}; expected {folder}/*.wav")
         paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in AUDIO_SUFFIXES)
-        sources = [path for path in paths if path.stem != "residual"]
-        residual = [_read_output(path, example) for path in paths if path.stem == "residual"]
+        sources = [path for path in paths if path.stem != RESIDUAL]
+        residual = [_read_output(path, example) for path in paths if path.stem == RESIDUAL]
         estimates = np.zeros((len(sources), example.sources.shape[-1]), np.float32)
         for row, path in zip(estimates, sources, strict=True):
             row[:] = _read_output(path, example)

@@ -5,6 +5,7 @@ Reference: Luo and Mesgarani, "Conv-TasNet", IEEE/ACM TASLP 2019, in torchaudio'
 
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -15,6 +16,14 @@ LEVEL_FLOOR = 1e-8  # of a mixture's RMS
 class ConvTasNetConfig:
     """Sizes of a `ConvTasNet`; the names are torchaudio's."""
 
+    AT_LEAST: ClassVar[dict[str, float]] = dict.fromkeys(
+        (
+            *("sample_rate", "num_sources", "enc_kernel_size", "enc_num_feats", "msk_kernel_size"),
+            *("msk_num_feats", "msk_num_hidden_feats", "msk_num_layers", "msk_num_stacks"),
+        ),
+        1,
+    )
+
     sample_rate: int = 16_000
     num_sources: int = 4
     enc_kernel_size: int = 32
@@ -24,6 +33,11 @@ class ConvTasNetConfig:
     msk_num_hidden_feats: int = 256
     msk_num_layers: int = 8
     msk_num_stacks: int = 2
+
+    @property
+    def n_slots(self) -> int:
+        """How many estimates there are."""
+        return self.num_sources
 
 
 class ConvTasNet(nn.Module):

@@ -8,15 +8,20 @@ with ``best.json``: the averaged weights of the highest SNR in validation.
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from separator.errors import SeparatorError
+
+MAX_REASON = 120  # characters
+CIRCUMSTANCES = ("environment", "commit", "processes", "data_folder", "start")  # that may change on the way
 
 
 @dataclass
@@ -58,18 +63,18 @@ def load_state(state: TrainingState, directory: Path) -> None:
     """Continue from what `save_state` wrote.
 
     Raises:
-        SeparatorError: nothing was written.
+        SeparatorError: nothing was written, or not of this network.
     """
     if not has_state(directory):
         raise SeparatorError(f"no state.json in {directory}; train until the first state is saved")
     saved = json.loads((directory / "state.json").read_text())
-    tensors = load_file(directory / saved["file"])
+    tensors = _read(directory / saved["file"])
 
     def part(prefix: str) -> dict[str, Tensor]:
         return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
-    state.network.load_state_dict(part("network."))
-    state.average.load_state_dict(part("average."))
+    take_weights(state.network, part("network."), directory)
+    take_weights(state.average, part("average."), directory)
     for name, parameter in state.network.named_parameters():
         values = part(f"optimizer.{name}.")
         if values:
@@ -94,13 +99,56 @@ def load_best(network: nn.Module, directory: Path) -> dict[str, Any]:
     """Give ``network`` the best weights of a run; return their step and score.
 
     Raises:
-        SeparatorError: the run was never validated.
+        SeparatorError: the run was never validated, or is not of this network.
     """
     if not (directory / "best.json").is_file():
         raise SeparatorError(f"no best.json in {directory}; train until the first validation")
-    network.load_state_dict(load_file(directory / "best.safetensors"))
+    take_weights(network, _read(directory / "best.safetensors"), directory)
     found: dict[str, Any] = json.loads((directory / "best.json").read_text())
     return found
+
+
+def take_weights(network: nn.Module, weights: Mapping[str, Tensor], source: str | Path) -> None:
+    """Give ``network`` weights.
+
+    Raises:
+        SeparatorError: they are not those of this network; the message names their ``source``.
+    """
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[1].strip().rstrip(".")
+        reason = reason if len(reason) < MAX_REASON else f"{reason[:MAX_REASON]}..."
+        raise SeparatorError(
+            f"the weights of {source} are not of the recipe's network ({reason}); give the recipe the "
+            "network that they were trained with, or name another folder"
+        ) from error
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """Tensors of a file.
+
+    Raises:
+        SeparatorError: it is missing or no safetensors file.
+    """
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise SeparatorError(f"{path} cannot be read ({error}); train anew in another run folder") from error
+
+
+def write_config(directory: Path, values: Mapping[str, Any], step: int) -> None:
+    """Write what is run from ``step`` on; what was run before with other settings moves to its `earlier`."""
+    path = directory / "config.json"
+    written: dict[str, Any] = json.loads(json.dumps(values))
+    if step > 0 and path.is_file():
+        known = json.loads(path.read_text())
+        earlier = known.pop("earlier", [])
+        same = {key: known.get(key) for key in written if key not in CIRCUMSTANCES}
+        if same == {key: value for key, value in written.items() if key not in CIRCUMSTANCES}:
+            return
+        written["earlier"] = [*earlier, {**known, "until_step": step}]
+    write_json(path, written)
 
 
 def log(directory: Path, record: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from separator.checkpoint import check_model, load_model
+from separator.console import duration
 from separator.datasets import SAMPLE_RATE, BankMixtures
 from separator.distributed import SharedDraws, World, rows_of, share_batch_norms
 from separator.errors import SeparatorError
@@ -37,7 +38,8 @@ from separator.run_folder import (
     load_state,
     log,
     save_state,
-    write_json,
+    take_weights,
+    write_config,
 )
 from separator.training_recipe import Stage, TrainingConfig, learning_rate_factor
 
@@ -65,21 +67,26 @@ def train(
     run_directory: Path,
     world: World | None = None,
     start_from: str | Path | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> nn.Module:
     """Train to the end of the last stage, from the run folder's state if any; return the averaged network.
 
     A new run starts from the weights of the model ``start_from`` (name or folder), or from none. All
-    processes of ``world`` call this alike; one of them writes.
+    processes of ``world`` call this alike; one of them writes, and says a line to ``tell`` with each one of
+    the log.
 
     Raises:
-        SeparatorError: ``start_from`` is no model of this network.
+        SeparatorError: ``start_from`` or the run folder is not of this network, or the data are not there.
     """
     world = world or World()
     objective = objective_of(config.network)
     state = new_state(config, world)
     if start_from is not None:
-        take_weights(state, start_from)
+        weights = load_model(start_from).state_dict()
+        take_weights(state.network, weights, start_from)
+        take_weights(state.average, weights, start_from)
     data = MIXTURES[config.data](data_directory)
+    datasets = read_datasets(data, config, world)
     mixtures = list(data.validation(config.stages[-1].mixing, config.n_validation))[world.rank :: world.size]
     if world.is_writer:
         run_directory.mkdir(parents=True, exist_ok=True)
@@ -89,20 +96,21 @@ def train(
     world.wait()  # nobody writes while another reads
     if world.is_writer:
         cut_log(run_directory, state.step)
-        if state.step == 0:
-            start = None if start_from is None else check_model(start_from)["sha256"]
-            where = {
-                "environment": environment(),
-                "commit": commit(),
-                "processes": world.size,
-                "start": start,
-            }
-            write_json(run_directory / "config.json", {**dataclasses.asdict(config), **where})
+        circumstances = {
+            "environment": environment(),
+            "commit": commit(),
+            "processes": world.size,
+            "data_folder": str(data_directory),
+            "start": None if start_from is None else check_model(start_from)["sha256"],
+        }
+        write_config(run_directory, {**dataclasses.asdict(config), **circumstances}, state.step)
+        if tell is not None:
+            tell(f"{run_directory}: from step {state.step}")
     trainee = Trainee(state, config, objective, world)
     clock = Clock(state.processor_seconds)
     if _is_done(state, config):
         return state.average.eval()
-    for stage, parts in clock.waited(batches(data, config, state.step, world)):
+    for stage, parts in clock.waited(batches(datasets, config, state.step)):
         trainee.step(stage, parts)
         if config.minutes is not None:
             state.processor_seconds = clock.processor_seconds(world)
@@ -116,10 +124,14 @@ def train(
             }
             if world.is_writer:
                 log(run_directory, record)
+                if tell is not None:
+                    tell(_progress(state, config, record))
         if state.step % config.validate_every == 0 or done:
             found = validate(objective, state.average, mixtures, world)
             if world.is_writer:
                 log(run_directory, {"step": state.step, "validation": found})
+                if tell is not None:
+                    tell(f"validation {found}")
                 keep_best(state, found["snr"], run_directory)
         if state.step % config.save_every == 0 or done:
             state.processor_seconds = clock.processor_seconds(world)
@@ -152,44 +164,55 @@ def new_state(config: TrainingConfig, world: World | None = None) -> TrainingSta
     return TrainingState(network, average.eval(), optimizer)
 
 
-def take_weights(state: TrainingState, model: str | Path) -> None:
-    """Start from a model's weights.
+def read_datasets(data: Mixtures, config: TrainingConfig, world: World) -> list[Dataset[dict[str, Tensor]]]:
+    """Return this process's rows of the batches of each stage.
 
     Raises:
-        SeparatorError: it is no model, or not of the network in training.
+        SeparatorError: there are no data, or a batch cannot be shared.
     """
-    weights = load_model(model).state_dict()
-    for network in (state.network, state.average):
-        try:
-            network.load_state_dict(weights)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[-1].strip().rstrip(".")
-            raise SeparatorError(
-                f"the weights of {model} do not fit the recipe's network ({reason}); "
-                "give the recipe the [network] of the model's config.toml"
-            ) from error
+    datasets = []
+    for stage in config.stages:
+        rows = rows_of(stage.batch_size, world.rank, world.size)
+        rows_of(rows.stop - rows.start, 0, config.accumulate)
+        sizes = {"batch_size": stage.batch_size, "n_batches": stage.until, "seed": config.seed}
+        datasets.append(data.batches(stage.mixing, **sizes, rows=rows))
+    return datasets
 
 
 def batches(
-    data: Mixtures, config: TrainingConfig, start: int, world: World
+    datasets: Sequence[Dataset[dict[str, Tensor]]], config: TrainingConfig, start: int
 ) -> Iterator[tuple[Stage, list[dict[str, Tensor]]]]:
-    """Yield this process's parts of the batches from step ``start`` on, drawn ahead in further processes."""
+    """Yield the parts of the batches from step ``start`` on, drawn ahead in further processes."""
     begin = 0
-    for stage in config.stages:
+    for stage, dataset in zip(config.stages, datasets, strict=True):
         steps = range(max(start, begin), stage.until)
         begin = stage.until
-        rows = rows_of(stage.batch_size, world.rank, world.size)
-        sizes = {"batch_size": stage.batch_size, "n_batches": stage.until, "seed": config.seed}
         loader = DataLoader(
-            data.batches(stage.mixing, **sizes, rows=rows),
+            dataset,
             batch_size=None,
             sampler=steps,
             num_workers=config.workers,
             prefetch_factor=8 if config.workers else None,
         )
-        for batch in loader if len(steps) else ():
-            parts = [rows_of(len(batch["active"]), i, config.accumulate) for i in range(config.accumulate)]
-            yield stage, [{name: values[part] for name, values in batch.items()} for part in parts]
+        try:
+            for batch in loader if len(steps) else ():
+                size = len(batch["active"])
+                parts = [rows_of(size, i, config.accumulate) for i in range(config.accumulate)]
+                yield stage, [{name: values[part] for name, values in batch.items()} for part in parts]
+        except SeparatorError as error:  # of a further process it comes with that one's traceback
+            raise SeparatorError(str(error).rsplit("SeparatorError: ", 1)[-1].strip()) from error
+
+
+def _progress(state: TrainingState, config: TrainingConfig, record: Mapping[str, Any]) -> str:
+    """How far a run is, in a line."""
+    left = (config.steps - state.step) * record["seconds_per_step"]
+    of = f" of {config.steps}"
+    if config.minutes is not None:
+        left, of = 60 * config.minutes - state.processor_seconds, ""
+    return (
+        f"step {state.step}{of}, loss {record['total']:.2f}, {record['seconds_per_step']:.2f} s a step, "
+        f"{duration(max(0.0, left))} left"
+    )
 
 
 class Trainee:

@@ -1,12 +1,13 @@
 """The command line of the training recipes, alone or under ``torchrun``."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from separator.console import exit_status
+from separator.console import exit_status, positive
 from separator.distributed import joined
 from separator.training import train
 from separator.training_recipe import TrainingConfig, read_recipe
@@ -39,7 +40,7 @@ def train_by_recipe(
     parser.add_argument(
         "--start-from", metavar="MODEL", help="name or folder of a model whose weights a new run starts from"
     )
-    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--threads", type=positive, default=1, help="of each process")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
@@ -49,6 +50,10 @@ def train_by_recipe(
         config = TrainingConfig.from_dict(tables)
         with joined(options.device) as world:
             folder = options.run_folder or options.recipe.parent / "runs" / name
-            train(config, options.data, folder, world, options.start_from)
+            train(config, options.data, folder, world, options.start_from, _tell)
 
     return exit_status(work, parser.prog, resumes=True)
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(line + "\n")

@@ -1,13 +1,12 @@
 """What a training recipe says: network, stages of the curriculum, optimiser, budget and bookkeeping."""
 
-import dataclasses
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from separator.datasets import MixingConfig
+from separator.datasets import SAMPLE_RATE, MixingConfig
 from separator.errors import SeparatorError
 from separator.fuss_mixing import RemixConfig
 from separator.losses import LossConfig
@@ -18,10 +17,14 @@ from separator.settings import check_given, check_known, check_settings, setting
 
 MIXING: dict[str, type[MixingConfig] | type[RemixConfig]] = {"soundscapes": MixingConfig, "fuss": RemixConfig}
 
+TABLES = ("data", "network", "training", "stages", "calibration")
+
 
 @dataclass(frozen=True)
 class Stage:
     """A stretch of the curriculum: until which step, on what mixtures, with what loss."""
+
+    AT_LEAST: ClassVar[dict[str, float]] = {"until": 1, "batch_size": 1, "n_refine": 0}
 
     until: int
     batch_size: int
@@ -39,8 +42,11 @@ class Stage:
         Raises:
             SeparatorError: a key is unknown or missing.
         """
-        check_known(values, [field.name for field in dataclasses.fields(cls)], "stage")
+        check_settings(cls, values, "stage")
         check_given(values, ["until", "batch_size"], "stage")
+        for key in {"until", "batch_size", "n_refine"} & set(values):
+            if type(values[key]) is not int:
+                raise SeparatorError(f"stage setting {key} = {values[key]!r} is no whole number")
         return cls(
             values["until"],
             values["batch_size"],
@@ -53,6 +59,14 @@ class Stage:
 @dataclass(frozen=True)
 class TrainingConfig:
     """Optimiser, budget and bookkeeping of a run; the last stage's ``until`` is the number of steps."""
+
+    AT_LEAST: ClassVar[dict[str, float]] = {
+        **dict.fromkeys(("seed", "learning_rate", "weight_decay", "averaging", "workers"), 0),
+        **dict.fromkeys(("warmup_steps", "decay_steps", "accumulate", "n_validation"), 1),
+        **dict.fromkeys(("log_every", "save_every", "validate_every"), 1),
+        **dict.fromkeys(("gradient_clip", "minutes", "decay_minutes"), 1e-6),
+    }
+    AT_MOST: ClassVar[dict[str, float]] = {"averaging": 1}
 
     stages: tuple[Stage, ...]
     network: NetworkConfig | ConvTasNetConfig
@@ -84,17 +98,29 @@ class TrainingConfig:
         """Build from a recipe's ``data`` and its tables ``network``, ``stages`` and ``training``.
 
         Raises:
-            SeparatorError: there is no stage, or a name or key is unknown.
+            SeparatorError: there is no stage, a name or key is unknown, or a value cannot be.
         """
+        check_known(values, TABLES, "recipe")
         data = values.get("data", "soundscapes")
-        if data not in MIXING:
+        if data not in list(MIXING):
             raise SeparatorError(f"unknown {data=}; choose {' or '.join(MIXING)}")
-        if not values.get("stages"):
-            raise SeparatorError(f"the recipe has no [[stages]]; its tables are {sorted(values)}")
+        stages = values.get("stages")
+        if not isinstance(stages, list) or not stages:
+            raise SeparatorError(f"the recipe has no list of [[stages]]; its tables are {sorted(values)}")
         network = network_config(values.get("network", {}))
-        stages = tuple(Stage.from_dict(stage, data) for stage in values["stages"])
+        read = tuple(Stage.from_dict(stage, data) for stage in stages)
+        ends = [stage.until for stage in read]
+        if sorted(set(ends)) != ends:
+            raise SeparatorError(f"the stages end at steps {ends}; each must end after the one before")
+        if network.sample_rate != SAMPLE_RATE:
+            raise SeparatorError(
+                f"network setting sample_rate = {network.sample_rate}; the mixtures have {SAMPLE_RATE}"
+            )
+        n_slots = network.n_slots
+        if (most := max(stage.mixing.max_sources for stage in read)) > n_slots:
+            raise SeparatorError(f"mixtures of up to {most} sources, but {n_slots=}; give the network more")
         check_settings(cls, values.get("training", {}), "training", but=["stages", "network", "data"])
-        return cls(stages, network, data, **values.get("training", {}))
+        return cls(read, network, data, **values.get("training", {}))
 
     @property
     def steps(self) -> int:
@@ -106,9 +132,12 @@ def mixing_config(values: Mapping[str, Any], data: str = "soundscapes") -> Mixin
     """Build from plain values such as a TOML table.
 
     Raises:
-        SeparatorError: a key is unknown.
+        SeparatorError: a key is unknown, or a value cannot be.
     """
-    return settings_from(MIXING[data], values, "mixing")
+    config = settings_from(MIXING[data], values, "mixing")
+    if isinstance(config, MixingConfig) and abs(sum(config.counts) - 1) > 1e-6:
+        raise SeparatorError(f"mixing setting counts = {list(config.counts)} do not sum to one")
+    return config
 
 
 def read_recipe(path: Path, mechanism: str | None = None) -> tuple[str, dict[str, Any]]:

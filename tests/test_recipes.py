@@ -207,7 +207,7 @@ def test_fuss_recipe_is_one_the_trainer_takes(recipe: str) -> None:
         "fuss/train.py --data NOWHERE --run-folder RUN",
         "fuss/release.py NOWHERE --model RUN",
         "fuss/release.py --run-folder NOWHERE --model RUN",
-        "fuss/compare.py --model NOWHERE",
+        "fuss/compare.py --model soundscapes --ours-run NOWHERE",
         "fuss/cost.py NOWHERE",
         "fuss/evaluate.py --model soundscapes --data NOWHERE",
         "fuss/paper.py NOWHERE",

@@ -53,6 +53,7 @@ def test_planted_stems_score_as_planted(place: Path) -> None:
     done = run(place, "--data", place / "data", "--estimates", place / "theirs", "--bsseval", 1)
     record = json.loads((place / "results/theirs.json").read_text())
     assert (record["data"], record["split"]) == ("data", "eval")
+    assert record["min_level_db"] < -100
     report = record["reports"]["theirs"]["all"]
     assert report["by_count"]["1"]["strict"]["mean"] == pytest.approx(20, abs=0.05)
     assert report["by_count"]["2"]["strict"]["mean"] == pytest.approx(20, abs=0.05)  # the mixture is at 0 dB
@@ -81,6 +82,8 @@ def test_any_two_folders_of_folders_score_as_the_split_they_came_from(place: Pat
     run(place, "--data", place / "data", "--estimates", place / "theirs", "--name", "split")
     for folder in (place / "data/eval").glob("*_sources"):
         shutil.copytree(folder, place / "references" / folder.name.removesuffix("_sources"))
+    for folder in (place / "references").iterdir():
+        shutil.copy(next(folder.glob("*.wav")), folder / "residual.wav")  # no source
     pair = ("--references", place / "references", "--estimates", place / "theirs")
     run(place, *pair, "--name", "pair", "--jobs", 2)
     assert (place / "results/pair.csv").read_text() == (place / "results/split.csv").read_text()
@@ -102,4 +105,8 @@ def test_what_is_wrong_is_one_line(place: Path) -> None:
     done = run(place, "--data", place / "data", "--estimates", place / "theirs", code=1)
     (line,) = done.stderr.splitlines()
     assert line.startswith("evaluate.py: error: example0001 has no folder in")
+    for wrong in (("--name", "../up"), ("--min-level", "nan"), ("--limit", "-1"), ("--jobs", "0")):
+        said = run(place, "--data", place / "data", "--estimates", place / "theirs", *wrong, code=2).stderr
+        assert f"argument {wrong[0]}" in said.splitlines()[-1]
+    assert not (place / "up.json").exists()
     assert "pass --model, --estimates or --baseline" in run(place, "--data", place / "data", code=2).stderr

@@ -19,6 +19,7 @@ from separator.calibration import (
     probabilities,
 )
 from separator.checkpoint import check_model, save_model
+from separator.datasets import MixtureDataset
 from separator.errors import SeparatorError
 from separator.network import NetworkConfig, SeparationNetwork
 from separator.objectives import WaveformObjective
@@ -135,7 +136,7 @@ def test_a_budget_of_minutes_ends_the_run_at_a_rate_of_nothing(tmp_path: Path) -
 
 
 def test_recipe_without_stages_or_with_a_misspelt_setting_is_refused() -> None:
-    with pytest.raises(SeparatorError, match=r"no \[\[stages\]\]"):
+    with pytest.raises(SeparatorError, match=r"no list of \[\[stages\]\]"):
         TrainingConfig.from_dict({"network": {}})
     with pytest.raises(SeparatorError, match=r"unknown training setting \['learning_rat'\]"):
         TrainingConfig.from_dict({**RECIPE, "training": {"learning_rat": 1.0}})
@@ -150,6 +151,95 @@ def test_misspelt_setting_of_a_stage_is_refused(wrong: dict[str, Any]) -> None:
 def test_a_stage_without_its_end_is_refused() -> None:
     with pytest.raises(SeparatorError, match=r"missing stage setting \['until'\]"):
         TrainingConfig.from_dict({**RECIPE, "stages": [{"batch_size": 1}]})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"trainig": {}}, r"unknown recipe setting \['trainig'\]"),
+        ({"stages": {"until": 4, "batch_size": 2}}, r"no list of \[\[stages\]\]"),
+        ({"training": 3}, "training is 3, not a table"),
+        ({"network": 3}, "network is 3, not a table"),
+        ({"data": ["fuss"]}, "unknown data"),
+        ({"training": {"minutes": "60"}}, "minutes = '60'; pass 1e-06 or more"),
+        ({"training": {"log_every": 0}}, "log_every = 0; pass 1 or more"),
+        ({"training": {"averaging": 5.0}}, "averaging = 5.0; pass from 0 to 1"),
+        ({"network": {"widths": [4, 6, 8]}}, r"widths = \[4, 6, 8\]; pass 4 of them"),
+        ({"network": {"widths": ["4", 6, 8, 16]}}, "widths = .* pass 1 or more"),
+        ({"network": {"n_bands": 1000}}, "pass a multiple of 8 up to the 257 bins"),
+        ({"network": {"n_slots": 1}}, "mixtures of up to 2 sources, but n_slots=1"),
+        ({"network": {"sample_rate": 8000}}, "sample_rate = 8000; the mixtures have 16000"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(SeparatorError, match=said):
+        TrainingConfig.from_dict({**RECIPE, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"until": "4"}, "until = '4'; pass 1 or more"),
+        ({"until": 5.5}, "until = 5.5 is no whole number"),
+        ({"until": 0}, "until = 0; pass 1 or more"),
+        ({"batch_size": -4}, "batch_size = -4; pass 1 or more"),
+        ({"n_refine": "a"}, "n_refine = 'a'"),
+        ({"mixing": 3}, "mixing is 3, not a table"),
+        ({"mixing": {"seconds": -1.0}}, "seconds = -1.0; pass 0.1 or more"),
+        ({"mixing": {"counts": [0.5, 0.2]}}, r"counts = \[0.5, 0.2\] do not sum to one"),
+        ({"loss": {"zero_weight": -1.0}}, "zero_weight = -1.0; pass 0 or more"),
+    ],
+)
+def test_a_stage_that_cannot_be_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(SeparatorError, match=said):
+        TrainingConfig.from_dict({**RECIPE, "stages": [{"until": 4, "batch_size": 2, **wrong}]})
+
+
+def test_stages_that_do_not_follow_each_other_are_refused() -> None:
+    with pytest.raises(SeparatorError, match=r"stages end at steps \[6, 4\]"):
+        TrainingConfig.from_dict({**RECIPE, "stages": RECIPE["stages"][::-1]})
+
+
+def test_the_run_folder_tells_what_was_run_before_with_other_settings(tmp_path: Path) -> None:
+    bank = write_bank(tmp_path)
+    train(TrainingConfig.from_dict(RECIPE), bank, tmp_path / "run")
+    train(TrainingConfig.from_dict(RECIPE), bank, tmp_path / "run")
+    told = json.loads((tmp_path / "run/config.json").read_text())
+    assert "earlier" not in told
+    longer = {**RECIPE, "stages": [*RECIPE["stages"], {**RECIPE["stages"][1], "until": 8}]}
+    train(TrainingConfig.from_dict(longer), bank, tmp_path / "run")
+    now = json.loads((tmp_path / "run/config.json").read_text())
+    assert now["stages"][-1]["until"] == 8
+    assert now["earlier"] == [{**told, "until_step": 6}]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_wrong_with_the_data_is_said_alike_by_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise SeparatorError("clip 7 is broken; prepare it again")
+
+    config = TrainingConfig.from_dict({**RECIPE, "training": {**RECIPE["training"], "workers": workers}})
+    monkeypatch.setattr(MixtureDataset, "__getitem__", refuse)
+    with pytest.raises(SeparatorError, match=r"^clip 7 is broken; prepare it again$"):
+        train(config, write_bank(tmp_path), tmp_path / "run")
+
+
+def test_training_says_how_far_it_is(tmp_path: Path) -> None:
+    said: list[str] = []
+    train(TrainingConfig.from_dict(RECIPE), write_bank(tmp_path), tmp_path / "run", tell=said.append)
+    assert said[0] == f"{tmp_path / 'run'}: from step 0"
+    assert [line.split(",")[0] for line in said[1:-1]] == ["step 2 of 6", "step 4 of 6", "step 6 of 6"]
+    assert said[-1].startswith("validation {'si_sdri_1'")
+
+
+def test_a_broken_state_is_refused_by_name(tmp_path: Path) -> None:
+    bank = write_bank(tmp_path)
+    train(TrainingConfig.from_dict(RECIPE), bank, tmp_path / "run")
+    (tmp_path / "run/state-6.safetensors").write_bytes(b"half")
+    with pytest.raises(SeparatorError, match=r"state-6\.safetensors cannot be read"):
+        train(TrainingConfig.from_dict(RECIPE), bank, tmp_path / "run")
 
 
 def test_a_setting_of_another_type_is_refused() -> None:
@@ -177,7 +267,7 @@ def test_mechanism_replaces_the_recipe_s_and_joins_its_name(tmp_path: Path) -> N
 def test_state_of_another_network_is_not_taken(tmp_path: Path) -> None:
     train(TrainingConfig.from_dict(RECIPE), write_bank(tmp_path), tmp_path / "run")
     other = {**RECIPE, "network": {**RECIPE["network"], "embedding": 4}}
-    with pytest.raises(RuntimeError, match="size mismatch"):
+    with pytest.raises(SeparatorError, match="size mismatch"):
         load_state(new_state(TrainingConfig.from_dict(other)), tmp_path / "run")
 
 
@@ -198,7 +288,7 @@ def test_a_run_starts_from_the_weights_of_a_model(tmp_path: Path) -> None:
 def test_a_model_of_another_network_is_no_start(tmp_path: Path) -> None:
     other = NetworkConfig.from_dict({**RECIPE["network"], "embedding": 4})
     save_model(SeparationNetwork(other), tmp_path / "model")
-    with pytest.raises(SeparatorError, match=r"model do not fit the recipe's network \(size mismatch"):
+    with pytest.raises(SeparatorError, match=r"model are not of the recipe's network \(size mismatch"):
         train(
             TrainingConfig.from_dict(RECIPE), write_bank(tmp_path), tmp_path / "run", None, tmp_path / "model"
         )

@@ -23,7 +23,7 @@ import soundfile
 import torch
 from scipy import signal
 
-from separator.console import Counter, exit_status
+from separator.console import Counter, exit_status, natural, positive
 from separator.datasets import (
     AMBIENCE,
     SAMPLE_RATE,
@@ -260,15 +260,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--train", type=int, default=2000, metavar="N", help="examples of the split")
-    parser.add_argument("--validation", type=int, default=100, metavar="N")
-    parser.add_argument("--eval", type=int, default=300, metavar="N")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--train", type=natural, default=2000, metavar="N", help="examples of the split")
+    parser.add_argument("--validation", type=natural, default=100, metavar="N")
+    parser.add_argument("--eval", type=natural, default=300, metavar="N")
+    parser.add_argument("--seed", type=natural, default=0)
     parser.add_argument("--versions", nargs="+", choices=VERSIONS, default=VERSIONS)
     parser.add_argument("--responses", type=Path, metavar="DIR", help="measured responses, a folder a room")
     parser.add_argument("--bank", type=Path, default=HERE.parent / "soundscapes/bank")
     parser.add_argument("--output", type=Path, default=HERE / "like")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--jobs", type=positive, default=1, help="processes")
     options = parser.parse_args(arguments)
     counts = {split: getattr(options, split) for split in SPLITS if getattr(options, split) > 0}
     settings = {"seed": options.seed, "versions": options.versions, "responses": options.responses}

@@ -25,7 +25,7 @@ import psutil
 import soundfile
 from distributed import LocalCluster
 
-from separator.console import exit_status
+from separator.console import exit_status, positive
 from separator.report import format_table, update_tables
 from separator.training import environment
 
@@ -59,9 +59,9 @@ Way = Callable[[Path, Path], float]
 def main() -> None:
     """Measure and write it down."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--files", type=int, default=200)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--files", type=positive, default=200)
+    parser.add_argument("--repeats", type=positive, default=3)
+    parser.add_argument("--turns", type=positive, default=9)
     parser.add_argument("--tables", action="store_true", help="measure nothing, write the table")
     arguments = parser.parse_args()
     path = HERE / "results/batch.json"

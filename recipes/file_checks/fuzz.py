@@ -28,7 +28,7 @@ import soundfile
 import torch
 
 from separator import Separator, SeparatorError
-from separator.console import exit_status
+from separator.console import exit_status, positive
 from separator.network import NetworkConfig, SeparationNetwork
 from separator.training import environment
 
@@ -178,7 +178,7 @@ def _forward(stream: IO[str], lines: "Queue[str | None]") -> None:
 def main() -> None:
     """Try mutated files and write down what became of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--files", type=int, default=10_000)
+    parser.add_argument("--files", type=positive, default=10_000)
     parser.add_argument("--work", nargs=3, metavar=("FOLDER", "FIRST", "LAST"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:

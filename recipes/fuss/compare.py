@@ -18,7 +18,8 @@ import soundfile
 import torch
 
 from separator import Separator
-from separator.console import Counter, exit_status
+from separator.console import Counter, exit_status, positive
+from separator.errors import SeparatorError
 from separator.fuss import read_fuss_examples
 from separator.peers import n_parameters
 from separator.run_folder import load_best
@@ -36,20 +37,28 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="folder of the product's network")
     parser.add_argument("--ours", type=Path, default=HERE / "separator_hour.toml", help="its recipe")
     parser.add_argument("--peer", type=Path, default=HERE / "conv_tasnet_hour.toml", help="the peer's recipe")
-    parser.add_argument("--ours-run", type=Path, help="its run folder (default: runs/<recipe name>)")
+    parser.add_argument("--ours-run", type=Path, help="its run folder (default: runs/NAME beside the recipe)")
     parser.add_argument("--peer-run", type=Path, help="the peer's run folder, likewise")
     parser.add_argument("--data", type=Path, default=HERE.parents[1] / "data/fuss/ssdata")
     parser.add_argument("--split", default="eval")
-    parser.add_argument("--limit", type=int, help="separate every so-many-th example, about this many in all")
+    parser.add_argument("--limit", type=positive, help="separate about this many, every so-many-th example")
     parser.add_argument("--stems", type=Path, default=HERE / "stems/conv_tasnet", help="where the peer's go")
     parser.add_argument("--results", type=Path, default=HERE / "results")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=positive, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    runs = {"separator": (options.ours, options.ours_run), "conv_tasnet": (options.peer, options.peer_run)}
+    options.results.mkdir(parents=True, exist_ok=True)
+    runs = {
+        name: run or recipe.parent / "runs" / recipe.stem
+        for name, recipe, run in (
+            ("separator", options.ours, options.ours_run),
+            ("conv_tasnet", options.peer, options.peer_run),
+        )
+    }
+    trainings = {name: training_of(run) for name, run in runs.items()}
     separator = Separator.load(str(options.model), device="cpu")
     peer = new_state(TrainingConfig.from_dict(read_recipe(options.peer)[1])).average.eval()
-    best = load_best(peer, options.peer_run or HERE / "runs" / options.peer.stem)
+    best = load_best(peer, runs["conv_tasnet"])
     examples = read_fuss_examples(options.data, options.split)
     if options.limit:
         examples = examples[:: max(1, len(examples) // options.limit)]
@@ -75,9 +84,9 @@ def main() -> None:
         name: {
             "parameters": n_parameters(networks[name]),
             "real_time_factor": round(statistics.median(factors[name]), 4),
-            **training_of(run or HERE / "runs" / recipe.stem),
+            **trainings[name],
         }
-        for name, (recipe, run) in runs.items()
+        for name in runs
     }
     rows["conv_tasnet"]["best_step"] = best["step"]
     record = {
@@ -87,12 +96,17 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "environment": environment(),
     }
-    options.results.mkdir(exist_ok=True)
     (options.results / "compare.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def training_of(run: Path) -> dict[str, Any]:
-    """What the run has cost and seen, from its log."""
+    """What the run has cost and seen, from its log.
+
+    Raises:
+        SeparatorError: there is none.
+    """
+    if not (run / "log.jsonl").is_file():
+        raise SeparatorError(f"no log.jsonl in {run}; pass the run folder that training wrote")
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "total" in line]
     waited = statistics.mean(line["waiting_share"] for line in steps)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from separator.console import exit_status
+from separator.console import exit_status, positive
 from separator.distributed import World
 from separator.fuss_mixing import FussMixtures
 from separator.objectives import objective_of
@@ -33,10 +33,11 @@ def main() -> None:
     )
     parser.add_argument("recipe", type=Path, nargs="?", default=HERE / "separator.toml")
     parser.add_argument("--data", type=Path, default=HERE.parents[1] / "data/fuss/ssdata")
-    parser.add_argument("--steps", type=int, default=3, help="that are timed of every stage, after one more")
+    parser.add_argument("--steps", type=positive, default=3, help="that are timed a stage, after one more")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    options.results.mkdir(parents=True, exist_ok=True)
     config = TrainingConfig.from_dict(read_recipe(options.recipe)[1])
     mixtures = FussMixtures(options.data)
     stages = []
@@ -69,7 +70,6 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "environment": environment(),
     }
-    options.results.mkdir(exist_ok=True)
     (options.results / "cost.json").write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -10,6 +10,7 @@ beside this file says what the numbers are.
 """
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 import torch
 
 from separator import Separator
-from separator.console import Counter, exit_status
+from separator.console import Counter, exit_status, natural, positive
 from separator.evaluation import make_report, score_examples
 from separator.fuss import FussExamples, read_fuss_examples, read_source_folders
 from separator.metrics import LEVEL_FLOOR_DB
@@ -49,9 +50,8 @@ def read_examples(arguments: argparse.Namespace) -> FussExamples:
 def read_outputs(arguments: argparse.Namespace) -> tuple[str, OutputsFunction]:
     """What is scored, and its name."""
     if arguments.model is not None:
-        return Path(arguments.model).name, ModelOutputs(
-            Separator.load(arguments.model, device=arguments.device)
-        )
+        separator = Separator.load(arguments.model, device=arguments.device)
+        return Path(arguments.model).resolve().name, ModelOutputs(separator)
     if arguments.estimates is not None:
         return arguments.estimates.resolve().name, FolderOutputs(arguments.estimates, arguments.min_level)
     return arguments.baseline, BaselineOutputs(arguments.baseline)
@@ -63,6 +63,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     examples = read_examples(arguments)
     name, outputs = read_outputs(arguments)
     name = arguments.name or name
+    arguments.results.mkdir(parents=True, exist_ok=True)
     scores = score_examples(
         outputs,
         examples,
@@ -77,6 +78,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
         if arguments.references is not None
         else {"data": arguments.data.resolve().name, "split": arguments.split}
     )
+    if arguments.estimates is not None:
+        data["min_level_db"] = arguments.min_level
     seconds = time.monotonic() - started
     write_report(arguments.results / f"{name}.json", reports, data=data, seconds=seconds)
     write_scores(arguments.results / f"{name}.csv", scores)
@@ -97,25 +100,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=HERE.parents[1] / "data/fuss/ssdata", metavar="DIR")
     parser.add_argument("--split", default="eval")
     parser.add_argument("--references", type=Path, metavar="DIR", help="a folder of sources an example")
-    parser.add_argument("--limit", type=int, help="evaluate every so-many-th example, about this many in all")
+    parser.add_argument("--limit", type=positive, help="evaluate about this many, every so-many-th example")
     parser.add_argument(
         "--min-level",
-        type=float,
+        type=_level,
         default=LEVEL_FLOOR_DB,
         metavar="DB",
         help="re the mixture: a file of estimates below it is not called a source (default: all that sound)",
     )
     parser.add_argument("--zero-mean", action="store_true", help="SI-SDR without means, as in the paper")
-    parser.add_argument("--bsseval", type=int, default=0, metavar="N", help="examples with BSSEval v4")
-    parser.add_argument("--name", help="of the result files")
+    parser.add_argument("--bsseval", type=natural, default=0, metavar="N", help="examples with BSSEval v4")
+    parser.add_argument("--name", type=_file_name, help="of the result files")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--device", default="cpu", help="of the model")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--jobs", type=positive, default=1, help="processes")
     options = parser.parse_args(arguments)
     if options.model is None and options.baseline is None and options.estimates is None:
         parser.error("pass --model, --estimates or --baseline")
     torch.set_num_threads(1)
     return exit_status(lambda: evaluate(options), __file__)
+
+
+def _level(text: str) -> float:
+    """Parse a level in dB."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text} is no level in dB")
+    return value
+
+
+def _file_name(text: str) -> str:
+    """Parse the name of files in one folder."""
+    if Path(text).name != text:
+        raise argparse.ArgumentTypeError(f"{text} is no name of a file; the folder is --results")
+    return text
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from separator.calibration import CalibrationConfig, release
-from separator.console import exit_status
+from separator.console import exit_status, positive
 from separator.fuss import read_fuss_examples
 from separator.run_folder import load_best
 from separator.settings import settings_from
@@ -31,13 +31,13 @@ def main() -> None:
         "--run-folder", type=Path, help="run folder (default: runs/<recipe name> beside the recipe)"
     )
     parser.add_argument("--data", type=Path, default=HERE.parents[1] / "data/fuss/ssdata")
-    parser.add_argument("--limit", type=int, help="calibrate on this many mixtures only")
+    parser.add_argument("--limit", type=positive, help="calibrate on this many mixtures only")
     parser.add_argument("--model", type=Path, required=True, help="folder that is written")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     name, recipe = read_recipe(arguments.recipe)
     network = new_state(TrainingConfig.from_dict(recipe)).average
-    best = load_best(network, arguments.run_folder or HERE / "runs" / name)
+    best = load_best(network, arguments.run_folder or arguments.recipe.parent / "runs" / name)
     config = settings_from(CalibrationConfig, recipe.get("calibration", {}), "calibration")
     n_heard = arguments.limit or config.n_mixtures
     heard, unheard = (

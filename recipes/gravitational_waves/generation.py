@@ -14,7 +14,7 @@ import torch
 
 from separator.benchmarks.gw_data import make_part
 from separator.benchmarks.gw_waveforms import Band
-from separator.console import exit_status
+from separator.console import exit_status, positive
 from separator.training import environment
 
 N_BINARIES = 2048
@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     torch.set_num_threads(1)

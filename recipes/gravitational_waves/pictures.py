@@ -22,7 +22,7 @@ from separator.benchmarks.gw_scores import draw_posterior, predict, recover
 from separator.benchmarks.gw_training import BinarySetting, inferred, load_trained, match_binaries
 from separator.benchmarks.gw_waveforms import YEAR
 from separator.benchmarks.kinds import KINDS
-from separator.console import exit_status
+from separator.console import exit_status, natural
 from separator.report import pyplot
 
 HERE = Path(__file__).parent
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("experiment", type=Path, nargs="?", default=HERE / "recipe.toml")
     parser.add_argument("--method", default="evidence_quadratic")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=natural, default=0)
     parser.add_argument("--output", type=Path, default=HERE / "results", help="folder of the pictures")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from separator import Separator
-from separator.console import exit_status
+from separator.console import exit_status, natural, positive
 from separator.fuss import Example, read_fuss_examples
 from separator.metrics import match_strict
 from separator.training import environment
@@ -35,8 +35,8 @@ def main() -> None:
     """Measure and write it down."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mixtures", type=Path, default=MIXTURES)
-    parser.add_argument("--count", type=int, default=8, help="mixtures (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=positive, default=8, help="mixtures (default: %(default)s)")
+    parser.add_argument("--seed", type=natural, default=0)
     arguments = parser.parse_args()
     rng = np.random.default_rng(arguments.seed)
     examples = choose(read_fuss_examples(arguments.mixtures, SPLIT), arguments.count, rng)

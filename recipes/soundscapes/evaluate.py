@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from separator import Separator
-from separator.console import Counter, exit_status
+from separator.console import Counter, exit_status, positive
 from separator.evaluation import evaluate, evaluate_baselines
 from separator.fuss import read_fuss_examples
 from separator.outputs import ModelOutputs
@@ -32,11 +32,11 @@ def main() -> None:
     parser.add_argument("--name", help="of the result file (default: the model's name)")
     parser.add_argument("--mixtures", type=Path, default=HERE.parents[1] / "data/soundscapes/mixtures")
     parser.add_argument("--split", default="evaluation")
-    parser.add_argument("--limit", type=int, help="evaluate every so-many-th example, about this many in all")
+    parser.add_argument("--limit", type=positive, help="evaluate about this many, every so-many-th example")
     parser.add_argument("--baselines", action="store_true", help="evaluate the baselines instead of a model")
     parser.add_argument("--results", type=Path, default=HERE / "results")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=1, help="processes that evaluate a model")
+    parser.add_argument("--threads", type=positive, default=1)
+    parser.add_argument("--jobs", type=positive, default=1, help="processes that evaluate a model")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     examples = read_fuss_examples(arguments.mixtures, arguments.split)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from separator.calibration import CalibrationConfig, release
-from separator.console import exit_status
+from separator.console import exit_status, positive
 from separator.datasets import Bank, fixed_mixtures
 from separator.fuss import read_fuss_examples
 from separator.run_folder import load_state
@@ -37,13 +37,13 @@ def main() -> None:
     )
     parser.add_argument("--bank", type=Path, default=HERE.parents[1] / "data/soundscapes/bank")
     parser.add_argument("--mixtures", type=Path, default=HERE.parents[1] / "data/soundscapes/mixtures")
-    parser.add_argument("--limit", type=int, help="calibrate on about this many mixtures only")
+    parser.add_argument("--limit", type=positive, help="calibrate on about this many mixtures only")
     parser.add_argument("--model", type=Path, default=HERE.parents[1] / "models/soundscapes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     name, recipe = read_recipe(arguments.recipe, arguments.mechanism)
     states = []
-    for folder in arguments.run_folder or [HERE / "runs" / name]:
+    for folder in arguments.run_folder or [arguments.recipe.parent / "runs" / name]:
         states.append(new_state(TrainingConfig.from_dict(recipe)))
         load_state(states[-1], folder)
     settings = dict(recipe.get("calibration", {}))
