@@ -180,6 +180,20 @@ def test_quickstart_and_picture_run(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_paper_s_package_is_trained_and_measured_once(tmp_path: Path) -> None:
+    pytest.importorskip("evidence_depletion")
+    path = tmp_path / "reference.jsonl"
+    command = ("--epochs", "1", "--seeds", "3", "--methods", "evidence_linear", "--results", str(path))
+    for _ in range(2):
+        done = run(*command, script="reference.py")
+        assert done.returncode == 0, done.stderr
+    (record,) = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (record["method"], record["seed"], record["epochs"]) == ("evidence_linear", 3, 1)
+    assert 0 <= record["peak_overlap"] <= 1
+    texts = load_script("tables").reference_tables(load_script("tables").results_of("table1"), tmp_path)
+    assert f"| evidence_linear, the package | {record['peak_overlap']:.2f} |" in texts["reference"]
+
+
 def test_quick_check_fails_when_evidence_collapses_as_often(tmp_path: Path) -> None:
     done = run("--epochs", "1", "--n-train", "128", script="quick_check.py")  # too short to tell them apart
     assert done.returncode == 1, done.stdout + done.stderr

@@ -18,7 +18,7 @@ from separator.benchmarks.experiments import read_experiment
 from separator.benchmarks.kinds import KINDS
 from separator.benchmarks.tasks import TEST_OFFSET
 from separator.benchmarks.trainer import Setting, TrainedModel
-from separator.console import exit_status, natural
+from separator.console import exit_status
 from separator.report import pyplot
 
 HERE = Path(__file__).parent
@@ -32,7 +32,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for name in ("epochs", "n-train"):
-        parser.add_argument(f"--{name}", type=natural, help="instead of the quick check's")
+        parser.add_argument(f"--{name}", type=int, help="instead of the quick check's")
     parser.add_argument("--output", type=Path, default=HERE / "results/attention.png")
     options = vars(parser.parse_args())
     output = options.pop("output")

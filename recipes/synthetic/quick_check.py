@@ -16,7 +16,7 @@ from separator.benchmarks.experiments import read_experiment
 from separator.benchmarks.kinds import KINDS
 from separator.benchmarks.running import run_experiment
 from separator.benchmarks.tables import summary_table
-from separator.console import exit_status, positive
+from separator.console import exit_status
 
 HERE = Path(__file__).parent
 FACTOR = 0.5
@@ -28,7 +28,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for name in ("epochs", "n-train"):
-        parser.add_argument(f"--{name}", type=positive, help="instead of the experiment's")
+        parser.add_argument(f"--{name}", type=int, help="instead of the experiment's")
     options = parser.parse_args()
     experiment = read_experiment(HERE / "quick_check.toml", KINDS, **vars(options))
     with tempfile.TemporaryDirectory() as directory:

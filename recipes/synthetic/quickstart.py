@@ -10,7 +10,7 @@ import time
 import torch
 
 from separator.benchmarks import train_synthetic
-from separator.console import exit_status, positive
+from separator.console import exit_status
 
 METHODS = ("vanilla", "sequential", "evidence_linear")
 
@@ -20,8 +20,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--epochs", type=positive, default=15)
-    parser.add_argument("--n-train", type=positive, default=5000)
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--n-train", type=int, default=5000)
     options = parser.parse_args()
     torch.set_num_threads(1)
     for method in METHODS:

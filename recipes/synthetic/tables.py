@@ -3,6 +3,7 @@
 python recipes/synthetic/tables.py
 """
 
+import json
 import sys
 import tomllib
 from functools import cache
@@ -19,11 +20,12 @@ from separator.benchmarks.tables import (
     comparison_table,
     geometry_table,
     latency_table,
+    mean_and_deviation,
     select,
     sweep_table,
 )
 from separator.console import exit_status
-from separator.report import pyplot, update_tables
+from separator.report import format_table, pyplot, update_tables
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -65,7 +67,33 @@ def tables(directory: Path = RESULTS) -> dict[str, str]:
     defaults = {name: argument.default for name, argument in kind.arguments.items()}
     texts["latency"] = latency_table(found["latency"], latency.cells(kind), defaults)
     texts["geometry"] = geometry_table(found["geometry"])
-    return texts
+    return texts | reference_tables(found["table1"], directory)
+
+
+def reference_tables(ours: Results, directory: Path) -> dict[str, str]:
+    """Peak overlap by seed of the paper's package beside ours, and what it took."""
+    path = directory / "reference.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    if not records:
+        return dict.fromkeys(("reference", "reference-setting"), "Not run yet.")
+    seeds = sorted({record["seed"] for record in records})
+    rows = []
+    for method in dict.fromkeys(record["method"] for record in records):
+        theirs = [record for record in records if record["method"] == method]
+        same = ours.of(task=theirs[0]["task"], method=method)
+        for who, runs in ((f"{method}, here", same), (f"{method}, the package", theirs)):
+            by_seed = {record["seed"]: f"{record['peak_overlap']:.2f}" for record in runs}
+            mean = mean_and_deviation(runs, "peak_overlap")
+            rows.append([who, *(by_seed.get(seed, "-") for seed in seeds), mean])
+    first = records[0]
+    minutes = sum(record["cpu_seconds"] for record in records) / 60
+    setting = (
+        f"{first['task']}, {first['epochs']} epochs, n_train {first['n_train']}, evidence-depletion "
+        f"{first['environment']['evidence_depletion']}, torch {first['environment']['torch']}, "
+        f"{first['environment']['processor']}, one thread, {minutes:.0f} CPU minutes, {first['date']}."
+    )
+    heads = ["peak overlap", *(f"seed {seed}" for seed in seeds), "mean"]
+    return {"reference": format_table(heads, rows), "reference-setting": setting}
 
 
 def sweeps(found: dict[str, Results]) -> dict[str, str]:
