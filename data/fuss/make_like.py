@@ -244,7 +244,10 @@ def _check_settings(output: Path, settings: dict[str, object]) -> None:
         output.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(settings) + "\n")
         return
-    found = json.loads(path.read_text())
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise SeparatorError(f"{path} is broken ({error}); remove {output} and make the set anew") from error
     if found != settings:
         raise SeparatorError(
             f"{output} holds a set made with {found}, not {settings}; remove it or pass another --output"

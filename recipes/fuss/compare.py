@@ -7,6 +7,7 @@ Both separate the same examples by turns. The stems, `STEMS/exampleNNNN/source1.
 """
 
 import argparse
+import dataclasses
 import json
 import statistics
 import sys
@@ -21,7 +22,8 @@ from separator import Separator
 from separator.console import Counter, exit_status, positive
 from separator.errors import SeparatorError
 from separator.fuss import read_fuss_examples
-from separator.peers import n_parameters
+from separator.network import NetworkConfig
+from separator.peers import ConvTasNetConfig, n_parameters
 from separator.run_folder import load_best
 from separator.training import environment, new_state
 from separator.training_recipe import TrainingConfig, read_recipe
@@ -48,21 +50,17 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.results.mkdir(parents=True, exist_ok=True)
-    runs = {
-        name: run or recipe.parent / "runs" / recipe.stem
-        for name, recipe, run in (
-            ("separator", options.ours, options.ours_run),
-            ("conv_tasnet", options.peer, options.peer_run),
-        )
+    trainings = {
+        "separator": training_of(options.ours, NetworkConfig, options.ours_run),
+        "conv_tasnet": training_of(options.peer, ConvTasNetConfig, options.peer_run),
     }
-    trainings = {name: training_of(run) for name, run in runs.items()}
     separator = Separator.load(str(options.model), device="cpu")
     peer = new_state(TrainingConfig.from_dict(read_recipe(options.peer)[1])).average.eval()
-    best = load_best(peer, runs["conv_tasnet"])
+    best = load_best(peer, options.peer_run or options.peer.parent / "runs" / options.peer.stem)
     examples = read_fuss_examples(options.data, options.split)
     if options.limit:
         examples = examples[:: max(1, len(examples) // options.limit)]
-    factors: dict[str, list[float]] = {name: [] for name in runs}
+    factors: dict[str, list[float]] = {name: [] for name in trainings}
     counter = Counter("compare")
     for index, example in enumerate(examples):
         mixture = example.sources.sum(0)
@@ -86,7 +84,7 @@ def main() -> None:
             "real_time_factor": round(statistics.median(factors[name]), 4),
             **trainings[name],
         }
-        for name in runs
+        for name in trainings
     }
     rows["conv_tasnet"]["best_step"] = best["step"]
     record = {
@@ -99,14 +97,23 @@ def main() -> None:
     (options.results / "compare.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
-def training_of(run: Path) -> dict[str, Any]:
-    """What the run has cost and seen, from its log.
+def training_of(recipe: Path, kind: type, run: Path | None) -> dict[str, Any]:
+    """What the run of a recipe has cost and seen, from its log.
 
     Raises:
-        SeparatorError: there is none.
+        SeparatorError: there is none, or the run or the recipe is of another network.
     """
-    if not (run / "log.jsonl").is_file():
-        raise SeparatorError(f"no log.jsonl in {run}; pass the run folder that training wrote")
+    network = TrainingConfig.from_dict(read_recipe(recipe)[1]).network
+    run = run or recipe.parent / "runs" / recipe.stem
+    if not isinstance(network, kind):
+        raise SeparatorError(f"{recipe} trains no network of {kind.__name__}; pass another recipe")
+    if not (run / "log.jsonl").is_file() or not (run / "config.json").is_file():
+        raise SeparatorError(
+            f"no log.jsonl and config.json in {run}; pass the run folder that training wrote"
+        )
+    told = json.loads((run / "config.json").read_text())["network"]
+    if told != json.loads(json.dumps(dataclasses.asdict(network))):
+        raise SeparatorError(f"{run} was not trained by {recipe}: its config.json has another network")
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "total" in line]
     waited = statistics.mean(line["waiting_share"] for line in steps)

@@ -12,7 +12,9 @@ import torch
 
 from separator.calibration import CalibrationConfig, release
 from separator.console import exit_status, positive
+from separator.errors import SeparatorError
 from separator.fuss import read_fuss_examples
+from separator.network import NetworkConfig
 from separator.run_folder import load_best
 from separator.settings import settings_from
 from separator.training import new_state
@@ -36,7 +38,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     name, recipe = read_recipe(arguments.recipe)
-    network = new_state(TrainingConfig.from_dict(recipe)).average
+    training = TrainingConfig.from_dict(recipe)
+    if not isinstance(training.network, NetworkConfig):
+        raise SeparatorError(f"{arguments.recipe} trains a peer; a model folder holds the separator network")
+    network = new_state(training).average
     best = load_best(network, arguments.run_folder or arguments.recipe.parent / "runs" / name)
     config = settings_from(CalibrationConfig, recipe.get("calibration", {}), "calibration")
     n_heard = arguments.limit or config.n_mixtures

@@ -53,7 +53,7 @@ def main() -> None:
 
         reports = evaluate_baselines(examples, limits=limits, progress=progress)
     else:
-        name = arguments.name or Path(arguments.model).name
+        name = arguments.name or Path(arguments.model).resolve().name
         outputs = ModelOutputs(Separator.load(arguments.model, device="cpu"))
         report = evaluate(
             outputs,
