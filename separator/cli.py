@@ -23,9 +23,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from separator import __version__
-from separator.console import Console, Progress, one_line, positive, silence_streams, summary
+from separator.console import Console, Progress, silence_streams, summary
 from separator.errors import SeparatorError
 from separator.naming import FORMATS, PLACEHOLDERS, TEMPLATE, check_template
+from separator.script import one_line, positive
 
 if TYPE_CHECKING:
     from separator.audio import AudioInfo

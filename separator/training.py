@@ -22,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from separator.checkpoint import check_model, load_model
-from separator.console import duration
 from separator.datasets import SAMPLE_RATE, BankMixtures
 from separator.distributed import SharedDraws, World, rows_of, share_batch_norms
 from separator.errors import SeparatorError
@@ -41,6 +40,7 @@ from separator.run_folder import (
     take_weights,
     write_config,
 )
+from separator.script import duration
 from separator.training_recipe import Stage, TrainingConfig, learning_rate_factor
 
 MIXTURES: dict[str, Callable[[Path], "Mixtures"]] = {"soundscapes": BankMixtures, "fuss": FussMixtures}

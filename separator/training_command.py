@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from separator.console import exit_status, positive
 from separator.distributed import joined
+from separator.script import exit_status, positive
 from separator.training import train
 from separator.training_recipe import TrainingConfig, read_recipe
 

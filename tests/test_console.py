@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from separator.console import Console, Counter, Progress, as_json, as_table, duration, summary
+from separator.console import Console, Counter, Progress, as_json, as_table, summary
 from separator.errors import SeparatorError
 from separator.results import FileSeparation, Overview
+from separator.script import duration
 from separator.writing import Stem
 
 

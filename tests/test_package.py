@@ -11,7 +11,7 @@ import separator
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "separator"
 ORDER = [
-    *("errors", "settings", "attention", "naming", "inputs", "headers", "decoding"),
+    *("errors", "script", "settings", "attention", "naming", "inputs", "headers", "decoding"),
     *("audio", "formats", "writing", "results", "stems", "stft", "masks", "layers", "network"),
     *("checkpoint", "rendering", "segments", "separate", "plot", "cluster", "jobs"),
     *("metrics", "bsseval", "baselines"),

@@ -23,7 +23,7 @@ import soundfile
 import torch
 from scipy import signal
 
-from separator.console import Counter, exit_status, natural, positive
+from separator.console import Counter
 from separator.datasets import (
     AMBIENCE,
     SAMPLE_RATE,
@@ -36,6 +36,7 @@ from separator.datasets import (
     set_level,
 )
 from separator.errors import SeparatorError
+from separator.script import exit_status, natural, positive
 
 HERE = Path(__file__).resolve().parent
 LENGTH = 10 * SAMPLE_RATE

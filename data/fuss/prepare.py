@@ -12,9 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from separator.console import Counter, exit_status
+from separator.console import Counter
 from separator.downloads import RemoteFile, bytes_to_fetch, check_space, fetch, read_zenodo_record, unpack
 from separator.fuss import FUSS_SPLITS, check_fuss_split
+from separator.script import exit_status
 
 HERE = Path(__file__).resolve().parent
 RECORD = "https://zenodo.org/api/records/3743844"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from separator.benchmarks.gw_data import make_part, write_part
 from separator.benchmarks.gw_waveforms import Band
-from separator.console import exit_status
+from separator.script import exit_status
 
 SAMPLE_BAND = Band(n_bins=128)
 N_SAMPLE = 64

@@ -33,8 +33,8 @@ from samples import sample_paths, write_samples
 from splits import assign_splits, held_out
 from unpack import Recording, file_sha256, read_package
 
-from separator.console import exit_status
 from separator.errors import SeparatorError
+from separator.script import exit_status
 
 HERE = Path(__file__).resolve().parent
 SAMPLE_RATE = 16000

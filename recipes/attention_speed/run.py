@@ -21,8 +21,8 @@ from evidence_depletion import baselines
 from torch import Tensor, nn
 
 from separator.attention import build_mechanism
-from separator.console import exit_status
 from separator.report import format_table, measure_recipe
+from separator.script import exit_status
 from separator.training import environment
 
 HERE = Path(__file__).parent

@@ -25,8 +25,8 @@ import psutil
 import soundfile
 from distributed import LocalCluster
 
-from separator.console import exit_status, positive
 from separator.report import format_table, update_tables
+from separator.script import exit_status, positive
 from separator.training import environment
 
 HERE = Path(__file__).parent

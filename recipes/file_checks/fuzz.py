@@ -28,8 +28,8 @@ import soundfile
 import torch
 
 from separator import Separator, SeparatorError
-from separator.console import exit_status, positive
 from separator.network import NetworkConfig, SeparationNetwork
+from separator.script import exit_status, positive
 from separator.training import environment
 
 HERE = Path(__file__).parent

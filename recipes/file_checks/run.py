@@ -18,8 +18,8 @@ import soundfile
 import torch
 
 from separator import Separator
-from separator.console import exit_status
 from separator.network import NetworkConfig, SeparationNetwork
+from separator.script import exit_status
 from separator.training import environment
 
 HERE = Path(__file__).parent

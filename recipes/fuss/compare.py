@@ -19,12 +19,13 @@ import soundfile
 import torch
 
 from separator import Separator
-from separator.console import Counter, exit_status, positive
+from separator.console import Counter
 from separator.errors import SeparatorError
 from separator.fuss import read_fuss_examples
 from separator.network import NetworkConfig
 from separator.peers import ConvTasNetConfig, n_parameters
 from separator.run_folder import load_best
+from separator.script import exit_status, positive
 from separator.training import environment, new_state
 from separator.training_recipe import TrainingConfig, read_recipe
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from separator.console import exit_status, positive
 from separator.distributed import World
 from separator.fuss_mixing import FussMixtures
 from separator.objectives import objective_of
+from separator.script import exit_status, positive
 from separator.training import Trainee, environment, new_state
 from separator.training_recipe import TrainingConfig, read_recipe
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from separator import Separator
-from separator.console import Counter, exit_status, natural, positive
+from separator.console import Counter
 from separator.evaluation import make_report, score_examples
 from separator.fuss import FussExamples, read_fuss_examples, read_source_folders
 from separator.metrics import LEVEL_FLOOR_DB
@@ -32,6 +32,7 @@ from separator.report import (
     write_report,
     write_scores,
 )
+from separator.script import exit_status, natural, positive
 
 HERE = Path(__file__).resolve().parent
 

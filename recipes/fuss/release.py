@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 from separator.calibration import CalibrationConfig, release
-from separator.console import exit_status, positive
 from separator.errors import SeparatorError
 from separator.fuss import read_fuss_examples
 from separator.network import NetworkConfig
 from separator.run_folder import load_best
+from separator.script import exit_status, positive
 from separator.settings import settings_from
 from separator.training import new_state
 from separator.training_recipe import TrainingConfig, read_recipe

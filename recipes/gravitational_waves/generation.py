@@ -14,7 +14,7 @@ import torch
 
 from separator.benchmarks.gw_data import make_part
 from separator.benchmarks.gw_waveforms import Band
-from separator.console import exit_status, positive
+from separator.script import exit_status, positive
 from separator.training import environment
 
 N_BINARIES = 2048

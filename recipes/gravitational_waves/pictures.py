@@ -22,8 +22,8 @@ from separator.benchmarks.gw_scores import draw_posterior, predict, recover
 from separator.benchmarks.gw_training import BinarySetting, inferred, load_trained, match_binaries
 from separator.benchmarks.gw_waveforms import YEAR
 from separator.benchmarks.kinds import KINDS
-from separator.console import exit_status, natural
 from separator.report import pyplot
+from separator.script import exit_status, natural
 
 HERE = Path(__file__).parent
 N_SOURCES = 3

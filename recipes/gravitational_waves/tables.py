@@ -17,8 +17,8 @@ from separator.benchmarks.gw_scores import PP_LEVELS
 from separator.benchmarks.kinds import KINDS
 from separator.benchmarks.records import read_records
 from separator.benchmarks.tables import NONE, Results, mean_and_deviation, select, sweep_table
-from separator.console import exit_status
 from separator.report import format_table, pyplot, update_tables
+from separator.script import exit_status
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

@@ -21,7 +21,7 @@ import librosa
 import numpy as np
 import soundfile
 
-from separator.console import exit_status
+from separator.script import exit_status
 
 HERE = Path(__file__).parent
 SAMPLE = HERE.parents[1] / "data/samples/mix3.wav"

@@ -18,8 +18,8 @@ import numpy as np
 import soundfile
 
 from separator import Separator
-from separator.console import exit_status
 from separator.report import format_table, update_tables
+from separator.script import exit_status
 from separator.training import environment
 
 HERE = Path(__file__).parent

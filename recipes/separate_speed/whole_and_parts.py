@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from separator import Separator
-from separator.console import exit_status, natural, positive
 from separator.fuss import Example, read_fuss_examples
 from separator.metrics import match_strict
+from separator.script import exit_status, natural, positive
 from separator.training import environment
 
 HERE = Path(__file__).parent

@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 
 from separator import Separator
-from separator.console import Counter, exit_status, positive
+from separator.console import Counter
 from separator.evaluation import evaluate, evaluate_baselines
 from separator.fuss import read_fuss_examples
 from separator.outputs import ModelOutputs
 from separator.report import write_report
+from separator.script import exit_status, positive
 
 HERE = Path(__file__).parent
 SLOW_EXAMPLES = 120

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from separator.calibration import CalibrationConfig, release
-from separator.console import exit_status, positive
 from separator.datasets import Bank, fixed_mixtures
 from separator.fuss import read_fuss_examples
 from separator.run_folder import load_state
+from separator.script import exit_status, positive
 from separator.settings import settings_from
 from separator.training import mean_weights, new_state
 from separator.training_recipe import TrainingConfig, mixing_config, read_recipe

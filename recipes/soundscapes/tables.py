@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from separator.console import exit_status
 from separator.report import confusion_table, format_table, fuss_table, markdown_table, pyplot, update_tables
+from separator.script import exit_status
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

@@ -18,8 +18,8 @@ from separator.benchmarks.experiments import read_experiment
 from separator.benchmarks.kinds import KINDS
 from separator.benchmarks.tasks import TEST_OFFSET
 from separator.benchmarks.trainer import Setting, TrainedModel
-from separator.console import exit_status
 from separator.report import pyplot
+from separator.script import exit_status
 
 HERE = Path(__file__).parent
 SEED = 0

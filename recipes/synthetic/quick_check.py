@@ -16,7 +16,7 @@ from separator.benchmarks.experiments import read_experiment
 from separator.benchmarks.kinds import KINDS
 from separator.benchmarks.running import run_experiment
 from separator.benchmarks.tables import summary_table
-from separator.console import exit_status
+from separator.script import exit_status
 
 HERE = Path(__file__).parent
 FACTOR = 0.5

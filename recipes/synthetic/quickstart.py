@@ -10,7 +10,7 @@ import time
 import torch
 
 from separator.benchmarks import train_synthetic
-from separator.console import exit_status
+from separator.script import exit_status
 
 METHODS = ("vanilla", "sequential", "evidence_linear")
 

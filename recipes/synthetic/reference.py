@@ -27,7 +27,7 @@ from separator.benchmarks import TASKS
 from separator.benchmarks.evaluation import measure
 from separator.benchmarks.tasks import TEST, TRAIN
 from separator.benchmarks.trainer import Setting
-from separator.console import exit_status, natural, positive
+from separator.script import exit_status, natural, positive
 from separator.training import environment
 
 RESULTS = Path(__file__).parent / "results/reference.jsonl"

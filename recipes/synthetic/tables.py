@@ -24,8 +24,8 @@ from separator.benchmarks.tables import (
     select,
     sweep_table,
 )
-from separator.console import exit_status
 from separator.report import format_table, pyplot, update_tables
+from separator.script import exit_status
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from separator.benchmarks import TASKS, draw_mixtures, train_models
 from separator.benchmarks.trainer import Setting
-from separator.console import exit_status
 from separator.report import format_table, measure_recipe
+from separator.script import exit_status
 from separator.training import environment
 
 HERE = Path(__file__).parent

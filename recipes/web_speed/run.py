@@ -24,8 +24,8 @@ from gradio_client import Client, handle_file
 from playwright.sync_api import sync_playwright
 
 from separator import Separator
-from separator.console import exit_status
 from separator.report import format_table, update_tables
+from separator.script import exit_status
 from separator.training import environment
 
 HERE = Path(__file__).parent

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from separator.console import exit_status
+from separator.script import exit_status
 
 HELP = """
 Progress is written to stderr, the table of the records to stdout. It may be killed at any time: the same

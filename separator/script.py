@@ -1,0 +1,62 @@
+"""What command lines have in common: their numbers, their one line of error, their exit status."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from separator.errors import SeparatorError
+
+
+def exit_status(work: Callable[[], int | None], script: str | Path, *, resumes: bool = False) -> int:
+    """Do the ``work`` of a script and return its exit status: the work's own, or 0 if it says none.
+
+    What the work cannot use, of its input or the disk, is one line on stderr, and the status 1. So is an
+    interrupt, and 130; the line says whether the same command ``resumes``.
+    """
+    try:
+        return work() or 0
+    except (SeparatorError, OSError) as error:
+        said, status = f"error: {one_line(error)}", 1
+    except KeyboardInterrupt:
+        said, status = "stopped" + ("; the same command goes on from here" if resumes else ""), 130
+    sys.stderr.write(f"{Path(script).name}: {said}\n")
+    return status
+
+
+def positive(text: str) -> int:
+    """Parse a whole number from 1, of a command line."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def natural(text: str) -> int:
+    """Parse a whole number from 0, of a command line."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+    return value
+
+
+def duration(seconds: float) -> str:
+    """A time for people.
+
+    >>> [duration(s) for s in (0.4, 59.6, 3661, 90_000)]
+    ['0 s', '1 min 00 s', '1 h 01 min', '25 h 00 min']
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def one_line(message: object) -> str:
+    """A message without line breaks, and without what a terminal would obey.
+
+    >>> one_line("a\\nb\\x1b[2J")
+    'a b\\\\x1b[2J'
+    """
+    text = " ".join(str(message).splitlines())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
