@@ -13,19 +13,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
 
 from separator.checkpoint import check_model, load_model
-from separator.datasets import SAMPLE_RATE, BankMixtures
+from separator.datasets import SAMPLE_RATE
 from separator.distributed import SharedDraws, World, rows_of, share_batch_norms
-from separator.errors import SeparatorError
-from separator.fuss_mixing import FussMixtures
 from separator.losses import LossTerms, Whole, best_assignment
 from separator.objectives import Objective, objective_of
 from separator.run_folder import (
@@ -41,24 +38,10 @@ from separator.run_folder import (
     write_config,
 )
 from separator.script import duration
+from separator.training_data import MIXTURES, batches, read_datasets
 from separator.training_recipe import Stage, TrainingConfig, learning_rate_factor
 
-MIXTURES: dict[str, Callable[[Path], "Mixtures"]] = {"soundscapes": BankMixtures, "fuss": FussMixtures}
-
-
 Item = TypeVar("Item")
-
-
-class Mixtures(Protocol):
-    """What a network is trained and validated on."""
-
-    def batches(
-        self, mixing: Any, *, batch_size: int, n_batches: int, seed: int, rows: slice
-    ) -> Dataset[dict[str, Tensor]]:
-        """Return ``rows`` of the training batches, by index."""
-
-    def validation(self, mixing: Any, n: int) -> Iterator[Tensor]:
-        """Yield the sources [K, time] of n mixtures; every call yields the same."""
 
 
 def train(
@@ -67,13 +50,12 @@ def train(
     run_directory: Path,
     world: World | None = None,
     start_from: str | Path | None = None,
-    tell: Callable[[str], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> nn.Module:
     """Train to the end of the last stage, from the run folder's state if any; return the averaged network.
 
     A new run starts from the weights of the model ``start_from`` (name or folder), or from none. All
-    processes of ``world`` call this alike; one of them writes, and says a line to ``tell`` with each one of
-    the log.
+    processes of ``world`` call this alike; one of them writes, and says a line with each one of the log.
 
     Raises:
         SeparatorError: ``start_from`` or the run folder is not of this network, or the data are not there.
@@ -96,16 +78,9 @@ def train(
     world.wait()  # nobody writes while another reads
     if world.is_writer:
         cut_log(run_directory, state.step)
-        circumstances = {
-            "environment": environment(),
-            "commit": commit(),
-            "processes": world.size,
-            "data_folder": str(data_directory),
-            "start": None if start_from is None else check_model(start_from)["sha256"],
-        }
+        circumstances = _circumstances(data_directory, start_from, world)
         write_config(run_directory, {**dataclasses.asdict(config), **circumstances}, state.step)
-        if tell is not None:
-            tell(f"{run_directory}: from step {state.step}")
+        say(f"{run_directory}: from step {state.step}")
     trainee = Trainee(state, config, objective, world)
     clock = Clock(state.processor_seconds)
     if _is_done(state, config):
@@ -124,14 +99,12 @@ def train(
             }
             if world.is_writer:
                 log(run_directory, record)
-                if tell is not None:
-                    tell(_progress(state, config, record))
+                say(_progress(state, config, record))
         if state.step % config.validate_every == 0 or done:
             found = validate(objective, state.average, mixtures, world)
             if world.is_writer:
                 log(run_directory, {"step": state.step, "validation": found})
-                if tell is not None:
-                    tell(f"validation {found}")
+                say(f"validation {found}")
                 keep_best(state, found["snr"], run_directory)
         if state.step % config.save_every == 0 or done:
             state.processor_seconds = clock.processor_seconds(world)
@@ -141,6 +114,17 @@ def train(
         if done:
             break
     return state.average.eval()
+
+
+def _circumstances(data_directory: Path, start_from: str | Path | None, world: World) -> dict[str, Any]:
+    """What a run depends on beside its settings, see `run_folder.CIRCUMSTANCES`."""
+    return {
+        "environment": environment(),
+        "commit": commit(),
+        "processes": world.size,
+        "data_folder": str(data_directory),
+        "start": None if start_from is None else check_model(start_from)["sha256"],
+    }
 
 
 def _is_done(state: TrainingState, config: TrainingConfig) -> bool:
@@ -162,45 +146,6 @@ def new_state(config: TrainingConfig, world: World | None = None) -> TrainingSta
         network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.98)
     )
     return TrainingState(network, average.eval(), optimizer)
-
-
-def read_datasets(data: Mixtures, config: TrainingConfig, world: World) -> list[Dataset[dict[str, Tensor]]]:
-    """Return this process's rows of the batches of each stage.
-
-    Raises:
-        SeparatorError: there are no data, or a batch cannot be shared.
-    """
-    datasets = []
-    for stage in config.stages:
-        rows = rows_of(stage.batch_size, world.rank, world.size)
-        rows_of(rows.stop - rows.start, 0, config.accumulate)
-        sizes = {"batch_size": stage.batch_size, "n_batches": stage.until, "seed": config.seed}
-        datasets.append(data.batches(stage.mixing, **sizes, rows=rows))
-    return datasets
-
-
-def batches(
-    datasets: Sequence[Dataset[dict[str, Tensor]]], config: TrainingConfig, start: int
-) -> Iterator[tuple[Stage, list[dict[str, Tensor]]]]:
-    """Yield the parts of the batches from step ``start`` on, drawn ahead in further processes."""
-    begin = 0
-    for stage, dataset in zip(config.stages, datasets, strict=True):
-        steps = range(max(start, begin), stage.until)
-        begin = stage.until
-        loader = DataLoader(
-            dataset,
-            batch_size=None,
-            sampler=steps,
-            num_workers=config.workers,
-            prefetch_factor=8 if config.workers else None,
-        )
-        try:
-            for batch in loader if len(steps) else ():
-                size = len(batch["active"])
-                parts = [rows_of(size, i, config.accumulate) for i in range(config.accumulate)]
-                yield stage, [{name: values[part] for name, values in batch.items()} for part in parts]
-        except SeparatorError as error:  # of a further process it comes with that one's traceback
-            raise SeparatorError(str(error).rsplit("SeparatorError: ", 1)[-1].strip()) from error
 
 
 def _progress(state: TrainingState, config: TrainingConfig, record: Mapping[str, Any]) -> str:

@@ -16,7 +16,15 @@ ORDER = [
     *("checkpoint", "rendering", "segments", "separate", "plot", "cluster", "jobs"),
     *("metrics", "bsseval", "baselines"),
     *("losses", "peers", "objectives", "fuss", "fuss_protocol", "datasets", "fuss_mixing"),
-    *("training_recipe", "run_folder", "distributed", "training", "training_command", "calibration"),
+    *(
+        "training_recipe",
+        "run_folder",
+        "distributed",
+        "training_data",
+        "training",
+        "training_command",
+        "calibration",
+    ),
     *("outputs", "evaluation", "report", "benchmarks", "downloads", "console", "cli"),
     *("web_pictures", "web_jobs", "web_mix", "web_style", "web", "web_server"),
 ]

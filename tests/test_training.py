@@ -228,7 +228,7 @@ def test_what_is_wrong_with_the_data_is_said_alike_by_all_processes(
 
 def test_training_says_how_far_it_is(tmp_path: Path) -> None:
     said: list[str] = []
-    train(TrainingConfig.from_dict(RECIPE), write_bank(tmp_path), tmp_path / "run", tell=said.append)
+    train(TrainingConfig.from_dict(RECIPE), write_bank(tmp_path), tmp_path / "run", say=said.append)
     assert said[0] == f"{tmp_path / 'run'}: from step 0"
     assert [line.split(",")[0] for line in said[1:-1]] == ["step 2 of 6", "step 4 of 6", "step 6 of 6"]
     assert said[-1].startswith("validation {'si_sdri_1'")
