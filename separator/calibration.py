@@ -5,7 +5,8 @@ way swings. So the head is fitted afterwards, on the facts of frozen slots of ma
 training recordings: to which slots the best assignment gives the true sources, and to how many there are
 (the likelihood of the count when slots exist independently). The threshold is the one that counts best on
 mixtures of recordings that neither network nor head was trained on, among those that call enough of the true
-sources: a sound that is missed is lost to its user, a stem too many is not.
+sources: a sound that is missed is lost to its user, a stem too many is not. A network's counter, trained
+before, has its say there too; the head is fitted without it.
 """
 
 import dataclasses
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from separator.checkpoint import save_model
-from separator.layers import FLOOR_LEVEL, ExistenceHead
+from separator.counting import count_distribution, existence_of_slots
+from separator.layers import FLOOR_LEVEL, ExistenceHead, has_content
 from separator.losses import best_assignment, pairwise_si_sdr
 from separator.network import NetworkConfig, SeparationNetwork
 from separator.stft import STFT
@@ -56,6 +58,8 @@ class SlotSet(NamedTuple):
     """[N, S], 1 where a source is assigned."""
     tried: Tensor
     """[N, S], 1 where decoding came to the slot."""
+    counted: Tensor | None = None
+    """[N, C], logits of the network's counter, where it has one."""
 
 
 def release(
@@ -104,7 +108,10 @@ def calibrate(
 def collect_slots(network: SeparationNetwork, mixtures: Iterable[Tensor]) -> SlotSet:
     """Run the network on sums of sources [K, time] and keep what its existence head was given."""
     seen: list[Tensor] = []
-    hook = network.existence.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0]))
+    counted: list[Tensor] = []
+    hooks = [network.existence.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0]))]
+    if network.counter is not None:
+        hooks.append(network.counter.register_forward_hook(lambda *call: counted.append(call[2].logits[0])))
     stft = STFT(network.config.n_fft, network.config.hop_length)
     n_slots = network.config.n_slots
     truths = []
@@ -115,11 +122,17 @@ def collect_slots(network: SeparationNetwork, mixtures: Iterable[Tensor]) -> Slo
             quality = pairwise_si_sdr(network(mixture).masks, mixture, stft(sources)[None])
             slots = best_assignment(-quality, torch.ones(1, len(sources), dtype=torch.bool))
             truths.append(torch.zeros(n_slots).index_fill(0, slots[0], 1.0))
-    hook.remove()
+    for hook in hooks:
+        hook.remove()
 
     facts = [nn.functional.pad(f, (0, 0, 0, n_slots - len(f)), value=FLOOR_LEVEL) for f in seen]
     tried = [torch.arange(n_slots) < len(f) for f in seen]
-    return SlotSet(torch.stack(facts), torch.stack(truths), torch.stack(tried).float())
+    return SlotSet(
+        torch.stack(facts),
+        torch.stack(truths),
+        torch.stack(tried).float(),
+        torch.stack(counted) if counted else None,
+    )
 
 
 def fit_head(data: SlotSet, config: CalibrationConfig) -> ExistenceHead:
@@ -134,7 +147,7 @@ def fit_head(data: SlotSet, config: CalibrationConfig) -> ExistenceHead:
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         for _ in range(config.epochs):
             for rows in torch.randperm(len(data.facts)).split(config.batch_size):
-                facts, exists, tried = (values[rows] for values in data)
+                facts, exists, tried = (values[rows] for values in data[:3])
                 logits = head(facts)
                 loss = nn.functional.binary_cross_entropy_with_logits(logits, exists, tried)
                 counts = count_distribution(torch.sigmoid(logits) * tried)
@@ -147,22 +160,13 @@ def fit_head(data: SlotSet, config: CalibrationConfig) -> ExistenceHead:
     return head.eval()
 
 
-def count_distribution(probability: Tensor) -> Tensor:
-    """Probability [N, S + 1] of every count when slots exist independently with ``probability`` [N, S].
-
-    >>> count_distribution(torch.tensor([[0.5, 0.5]]))
-    tensor([[0.2500, 0.5000, 0.2500]])
-    """
-    counts = torch.ones_like(probability[:, :1])
-    for one in probability.split(1, 1):
-        counts = nn.functional.pad(counts * (1 - one), (0, 1)) + nn.functional.pad(counts * one, (1, 0))
-    return counts
-
-
 def probabilities(head: ExistenceHead, data: SlotSet) -> Tensor:
-    """Existence probability [N, S]; zero where decoding did not come to the slot."""
+    """Existence probability [N, S], the counter heard; zero where decoding did not come to the slot."""
     with torch.no_grad():
-        return torch.sigmoid(head(data.facts)) * data.tried
+        shown = torch.sigmoid(head(data.facts)) * data.tried
+    if data.counted is None:
+        return shown
+    return existence_of_slots(shown * has_content(data.facts), data.counted) * data.tried
 
 
 def best_threshold(probability: Tensor, exists: Tensor, min_recall: float) -> tuple[float, float]:

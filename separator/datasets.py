@@ -11,6 +11,7 @@ import csv
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -49,13 +50,15 @@ class MixingConfig:
     AT_LEAST: ClassVar[dict[str, float]] = {
         "seconds": 0.1,
         **dict.fromkeys(("counts", "scene_share", "layered_backgrounds", "same_class", "reverberant"), 0),
-        **dict.fromkeys(("layer_level_db", "equal_level_db"), 0),
+        **dict.fromkeys(("layer_level_db", "equal_level_db", "shortest_seconds"), 0),
     }
     AT_MOST: ClassVar[dict[str, float]] = dict.fromkeys(
         ("counts", "scene_share", "layered_backgrounds", "same_class", "reverberant"), 1
     )
 
     seconds: float = 3.0
+    shortest_seconds: float = 0.0
+    """Batches are of mixtures from here to `seconds` long, each of one length; 0: all are as long."""
     counts: tuple[float, ...] = (0.1, 0.3, 0.3, 0.3)
     """Probability of 1, 2, ... sources."""
     scene_share: float = 0.6
@@ -176,8 +179,14 @@ class MixtureDataset(Dataset[dict[str, Tensor]]):
         return self.n_batches
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
+        config = self.config
+        if config.shortest_seconds:
+            rng = np.random.default_rng([self.seed, index])
+            config = dataclasses.replace(
+                config, seconds=float(rng.uniform(config.shortest_seconds, config.seconds))
+            )
         draws = [np.random.default_rng([self.seed, index, row]) for row in self.rows]
-        mixtures = [draw_mixture(self.bank, self.config, rng) for rng in draws]
+        mixtures = [draw_mixture(self.bank, config, rng) for rng in draws]
         sources = torch.from_numpy(np.stack([sources for sources, _ in mixtures]))
         noise = torch.from_numpy(np.stack([noise for _, noise in mixtures]))
         return {
@@ -242,7 +251,7 @@ def draw_mixture(bank: Bank, config: MixingConfig, rng: np.random.Generator) -> 
         sources[k] = set_level(source, level_db) * rng.choice([-1, 1])
     level = float(np.sqrt(np.mean(np.square(sources.sum(0))))) + 1e-8
     noise_level = level * 10 ** (float(rng.uniform(*config.noise_db)) / 20)
-    noise = rng.standard_normal(length).astype(np.float32) * np.float32(noise_level)
+    noise = rng.standard_normal(length, np.float32) * np.float32(noise_level)
     scale = np.float32(0.1 / level)
     return sources * scale, noise * scale
 
@@ -326,11 +335,9 @@ def change_speed(audio: Samples, speed: float) -> Samples:
 def augment(source: Samples, config: MixingConfig, rng: np.random.Generator) -> Samples:
     """Filter a source by one FFT: a random smooth equaliser, sometimes a room, sometimes a narrower band."""
     length = len(source)
-    size = 1 << (length + SAMPLE_RATE // 2 - 1).bit_length()
-    frequencies = np.arange(size // 2 + 1) / (size // 2)
-    knots_db = rng.normal(0, 3, 9)
-    gain = 10 ** (np.interp(np.sqrt(frequencies), np.linspace(0, 1, 9), knots_db) / 20)
-    response = gain.astype(np.complex64)
+    size = fft.next_fast_len(length + SAMPLE_RATE // 2, real=True)
+    frequencies, knots = _equaliser(size)
+    response = (10 ** ((rng.normal(0, 3, 9).astype(np.float32) @ knots) / 20)).astype(np.complex64)
     if rng.random() < 0.15:  # steep low-pass, so that no band edge tells sources apart
         response *= 1 / (1 + (frequencies / rng.uniform(0.3, 0.95)) ** 40)
     if rng.random() < 0.15:
@@ -340,6 +347,18 @@ def augment(source: Samples, config: MixingConfig, rng: np.random.Generator) -> 
         response *= fft.rfft(room_response(rng), size).astype(np.complex64)
     filtered: Samples = fft.irfft(fft.rfft(source, size) * response, size)[:length].astype(np.float32)
     return filtered
+
+
+@lru_cache(maxsize=4)
+def _equaliser(size: int) -> tuple[Samples, Samples]:
+    """Frequencies (bin,) of an FFT in units of the highest, and what nine knots (knot, bin) give them.
+
+    Between the knots, even over the roots of the frequencies, gains in dB are interpolated.
+    """
+    frequencies = np.arange(size // 2 + 1) / (size // 2)
+    at = np.linspace(0, 1, 9)
+    knots = [np.interp(np.sqrt(frequencies), at, one) for one in np.eye(9)]
+    return frequencies.astype(np.float32), np.array(knots, np.float32)
 
 
 def room_response(rng: np.random.Generator) -> Samples:

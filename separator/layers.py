@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 N_FACTS = 6  # of `slot_facts`
 N_SEARCH_FACTS = 3  # of `search_facts`
+FLOOR_DB = -70.0  # of the band power re the mixture's mean; quieter bands look alike to the network
 FLOOR_LEVEL = -6.0  # least level of the facts, in units of 10 dB
 EMPTY_LEVEL = FLOOR_LEVEL + 0.01
 
@@ -35,6 +36,34 @@ def band_matrix(n_frequencies: int, n_bands: int, n_linear: int) -> Tensor:
     matrix[torch.arange(n_frequencies), right - 1] = 1 - fraction
     matrix[torch.arange(n_frequencies), right] += fraction
     return matrix.float()
+
+
+class Bands(nn.Module):
+    """Complex spectrograms as the networks see them: log power in bands, and where each band lies."""
+
+    pooling: Tensor
+    positions: Tensor
+
+    def __init__(self, n_frequencies: int, n_bands: int, n_linear: int) -> None:
+        super().__init__()
+        matrix = band_matrix(n_frequencies, n_bands, n_linear)
+        self.register_buffer("pooling", (matrix / matrix.sum(0)).T.contiguous(), persistent=False)
+        self.register_buffer("positions", torch.linspace(-1, 1, n_bands)[:, None], persistent=False)
+
+    def power(self, spectrogram: Tensor) -> Tensor:
+        """Complex (..., F, T) to power (..., bands, T)."""
+        power = torch.view_as_real(spectrogram).square().sum(-1)
+        return torch.einsum("kf,...ft->...kt", self.pooling, power)
+
+    def forward(self, power: Tensor, multiple: int = 1) -> tuple[Tensor, Tensor]:
+        """Network input [B, 2, bands, time] of a power [B, bands, T], and that power relative to its mean.
+
+        Silent frames fill both up to a ``multiple``.
+        """
+        power = power / power.mean((1, 2), keepdim=True).clamp(min=1e-20)
+        power = whole_cells(power, multiple)
+        level = (10 / -FLOOR_DB) * torch.log10(power + 10 ** (FLOOR_DB / 10)) + 0.5
+        return torch.stack([level, self.positions.expand_as(level)], 1), power
 
 
 class ConvBlock(nn.Module):
@@ -158,7 +187,7 @@ class ExistenceHead(nn.Module):
         level = facts[..., 0]  # [B, S]
         share = 10 ** level[..., None]
         # a slot at the floor of the levels is as none: it does not matter whether it was decoded
-        each = self.inner(facts) * (level[..., None] > EMPTY_LEVEL)  # [B, S, width]
+        each = self.inner(facts) * has_content(facts)[..., None]  # [B, S, width]
         weaker = (level[:, :, None] > level[:, None, :]).to(each)  # [B, S, other]
         beside = [weaker.transpose(1, 2) @ each, weaker @ each]
         together = (share * each).sum(1, keepdim=True).expand_as(each)
@@ -182,6 +211,11 @@ def slot_facts(shares: Tensor, weights: Tensor) -> Tensor:
     return torch.stack(levels + alike, -1)
 
 
+def has_content(facts: Tensor) -> Tensor:
+    """Which slots, by their facts [..., N], took anything of the mixture."""
+    return facts[..., 0] > EMPTY_LEVEL
+
+
 def search_facts(attn: Tensor, claims: Tensor, first: Tensor, last: Tensor, weights: Tensor) -> Tensor:
     """What finding a slot says about it, [B, S, N_SEARCH_FACTS].
 
@@ -194,6 +228,11 @@ def search_facts(attn: Tensor, claims: Tensor, first: Tensor, last: Tensor, weig
     before, after = ((x * weights[:, None]).flatten(2) for x in (first, last))
     stability = nn.functional.cosine_similarity(before, after, dim=-1)
     return torch.stack([spread, _log_level(claimed), stability], -1)
+
+
+def whole_cells(frames: Tensor, multiple: int) -> Tensor:
+    """Fill frames (..., time) up to a multiple, with zeros."""
+    return nn.functional.pad(frames, (0, -frames.shape[-1] % multiple))
 
 
 def _most_alike(views: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ Loss of a matched pair: thresholded negative SNR (Wisdom et al., "What's all the
 sound separation data?", 2021). Loss of a slot without a source: its level over the mixture's, likewise
 thresholded. Guided masks (see `network`) have the first loss, each against its own source. Claims are held
 to the true shares, or evidence would be spent before every source is found, and attention to the source.
+The counter has a loss of its own, `count_loss`.
 """
 
 from dataclasses import dataclass
@@ -17,8 +18,11 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
+from separator.counting import Counts
 from separator.network import Decomposition, Guidance
 
+ACTIVE_SHARE = 1e-4  # of a source's greatest power; where it has less it is silent
+ACTIVE_WEIGHT = 0.3  # of the counts at every time against the count of all
 ATTENTION_MARGIN = 0.05  # bounds the gradient of a slot that looks elsewhere altogether
 
 
@@ -194,6 +198,37 @@ def separation_loss(
     total = total + config.guided_weight * guided + config.claim_weight * claim
     total = total + config.attention_weight * attention + config.existence_weight * existence
     return LossTerms(total, snr, zero, guided, claim, attention, existence)
+
+
+class CountTerms(NamedTuple):
+    """Scalars of one batch of a counter; `total` is what is minimised."""
+
+    total: Tensor
+    counted: Tensor
+    """Mean cross-entropy of the count."""
+    active: Tensor
+    """Mean cross-entropy of how many sources sound at a time."""
+
+
+def count_loss(counts: Counts, sources: Tensor, active: Tensor, whole: Whole | None = None) -> CountTerms:
+    """Cross-entropy of the counter's counts, in all and at every time.
+
+    Args:
+        counts: of the sum of ``sources``.
+        sources: [B, K, time].
+        active: [B, K], which sources exist; at least one of each example.
+        whole: as in `separation_loss`.
+    """
+    n_examples = (whole or Whole.of(active)).n_examples
+    classes, n_steps = counts.logits.shape[1], counts.active.shape[1]
+    true = active.sum(1).clamp(max=classes) - 1
+    count = nn.functional.cross_entropy(counts.logits, true, reduction="sum") / n_examples
+    power = nn.functional.adaptive_avg_pool1d(sources.square(), n_steps)  # [B, K, n_steps]
+    sounds = (power > ACTIVE_SHARE * power.amax(2, keepdim=True)) & active[..., None]
+    now = sounds.sum(1).clamp(max=classes)
+    at_times = nn.functional.cross_entropy(counts.active.flatten(0, 1), now.flatten(), reduction="sum")
+    at_times = at_times / (n_examples * n_steps)
+    return CountTerms(count + ACTIVE_WEIGHT * at_times, count, at_times)
 
 
 def pairwise_waveform_error(estimates: Tensor, sources: Tensor) -> Tensor:

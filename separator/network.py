@@ -11,6 +11,8 @@ softmax of the slots' logits and of `RESIDUAL_LOGIT`, so the masks of slots and 
 While slots are still being found, the *claim* of a slot (the sigmoid of its logits, pooled to the tokens)
 depletes the evidence of the next.
 
+A slot exists by facts about it and, where the network has a `SourceCounter`, by how many sources that hears.
+
 Reference: Houba, "When Attention Collapses", NeurIPS 2026 (slots, evidence); Ronneberger et al., "U-Net",
 2015.
 """
@@ -24,23 +26,25 @@ import torch
 from torch import Tensor, nn
 
 from separator.attention import SlotAttention, SlotAttentionOutput, build_mechanism, mechanism_options
+from separator.counting import CounterConfig, SourceCounter, existence_of_slots
 from separator.errors import SeparatorError
 from separator.layers import (
     N_FACTS,
+    Bands,
     Encoder,
     ExistenceHead,
     SlotDecoder,
     band_matrix,
+    has_content,
     search_facts,
     slot_facts,
+    whole_cells,
 )
-from separator.settings import settings_from
+from separator.settings import plain, settings_from
 
 N_LEVELS = 4  # of the U-Net
 BANDS_PER_TOKEN = 8
 FRAMES_PER_TOKEN = 4
-FLOOR_DB = -70.0  # of the band power re the mixture's mean; quieter bands look alike to the network
-
 RESIDUAL_LOGIT = -4.0  # what no slot claims even this much goes to the residual
 NEVER = -30.0  # existence logit of a slot that was not even tried
 
@@ -73,6 +77,8 @@ class NetworkConfig:
     mechanism: str = "evidence_claim"
     min_existence: float = 0.5
     stop_below: float = 0.005
+    counter: CounterConfig | None = None
+    """Of the counter that has a say in which slots exist; None: there is none."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "NetworkConfig":
@@ -81,6 +87,9 @@ class NetworkConfig:
         Raises:
             SeparatorError: a key is unknown, or a value cannot be.
         """
+        values = dict(values)
+        if "counter" in values:
+            values["counter"] = CounterConfig.from_dict(values["counter"])
         config = settings_from(cls, values, "network")
         if len(config.widths) != N_LEVELS:
             raise SeparatorError(f"network setting widths = {list(config.widths)}; pass {N_LEVELS} of them")
@@ -91,11 +100,19 @@ class NetworkConfig:
             )
         if config.n_linear_bands > config.n_bands:
             raise SeparatorError(f"network setting n_linear_bands is above n_bands = {config.n_bands}")
+        if (counter := config.counter) is not None:
+            seen = [(c.sample_rate, c.n_fft, c.hop_length) for c in (config, counter)]
+            if seen[0] != seen[1]:
+                raise SeparatorError(
+                    f"the counter's sample_rate, n_fft, hop_length are {seen[1]}, the network's {seen[0]}; "
+                    "train it on the network's spectrograms"
+                )
         return config
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that `from_dict` takes back."""
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in dataclasses.asdict(self).items()}
+        values = {key: plain(value) for key, value in dataclasses.asdict(self).items()}
+        return {key: value for key, value in values.items() if value is not None}
 
 
 class Guidance(NamedTuple):
@@ -138,8 +155,6 @@ class SeparationNetwork(nn.Module):
     """Encoder, slot attention and mask readout; the weights do not depend on the number of slots."""
 
     interpolation: Tensor
-    pooling: Tensor
-    positions: Tensor
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
@@ -147,9 +162,7 @@ class SeparationNetwork(nn.Module):
         width = config.widths[-1]
         matrix = band_matrix(config.n_fft // 2 + 1, config.n_bands, config.n_linear_bands)
         self.register_buffer("interpolation", matrix, persistent=False)
-        self.register_buffer("pooling", (matrix / matrix.sum(0)).T.contiguous(), persistent=False)
-        positions = torch.linspace(-1, 1, config.n_bands)[None, None, :, None]
-        self.register_buffer("positions", positions, persistent=False)
+        self.bands = Bands(config.n_fft // 2 + 1, config.n_bands, config.n_linear_bands)
         self.encoder = Encoder(config.widths, config.n_context, config.embedding)
         self.norm = nn.LayerNorm(width)
         options: dict[str, Any] = {"n_slots": config.n_slots, "d_model": width, "n_iter": config.n_iter}
@@ -166,6 +179,7 @@ class SeparationNetwork(nn.Module):
         self.decoder = SlotDecoder(width, config.embedding)
         self.presence = nn.Linear(N_FACTS, 1)
         self.existence = ExistenceHead()
+        self.counter = None if config.counter is None else SourceCounter(config.counter)
         with torch.no_grad():  # a slot that claimed less than a hundredth fades out
             self.presence.weight.copy_(torch.tensor([[0.0, 3.0, 0.0, 0.0, 0.0, 0.0]]))
             self.presence.bias.fill_(6.0)
@@ -184,7 +198,7 @@ class SeparationNetwork(nn.Module):
         decoded anew. With the true ``sources`` [B, K, F, T] the result has the `Guidance` for training.
         """
         n_frames = spectrogram.shape[-1]
-        bands, power = self._bands(self._band_power(spectrogram))
+        bands, power = self.bands(self.bands.power(spectrogram), FRAMES_PER_TOKEN)
         tokens, embeddings = self.encoder(bands)
         tokens = self.norm(tokens)  # [B, K, M, D]
         grid = (tokens.shape[1], tokens.shape[2])
@@ -203,9 +217,13 @@ class SeparationNetwork(nn.Module):
         attn = nn.functional.normalize(out.attn.float(), p=1, dim=2)  # vanilla's sums to one over slots
         search = search_facts(attn, claims.float(), first, shares[:, :-1], weights)
         existence = self.existence(torch.cat([facts, search], -1))
+        if self.counter is not None and not self.training:
+            counted = self.counter(spectrogram).logits
+            shown = torch.sigmoid(existence) * has_content(facts)
+            existence = torch.logit(existence_of_slots(shown, counted), 1e-6)
         found = Decomposition(masks[:, :-1], masks[:, -1], existence, out.attn, out.evidence, grid)
         if sources is not None:
-            true = _cell_shares(self._band_power(sources), grid)  # [B, K, K, M, cell]
+            true = _cell_shares(self.bands.power(sources), grid)  # [B, K, K, M, cell]
             guided = self._decode(self._guided_slots(tokens, weights, true), tokens, cells)
             guided_masks = self._masks(guided, n_frames)[1][:, :-1]
             guided_claims, claims, true = (x.flatten(2, 3) for x in (guided, claims, true))
@@ -242,18 +260,6 @@ class SeparationNetwork(nn.Module):
             slot = slot + attention.mlp(attention.norm_mlp(slot))
         slots: Tensor = slot.unflatten(0, attn.shape[:2])
         return slots
-
-    def _band_power(self, spectrogram: Tensor) -> Tensor:
-        """Complex (..., F, T) to power (..., bands, time)."""
-        power = torch.view_as_real(spectrogram).square().sum(-1)
-        return torch.einsum("kf,...ft->...kt", self.pooling, power)
-
-    def _bands(self, power: Tensor) -> tuple[Tensor, Tensor]:
-        """Network input [B, 2, bands, time], and the power [B, bands, time] relative to its mean."""
-        power = power / power.mean((1, 2), keepdim=True).clamp(min=1e-20)
-        power = nn.functional.pad(power, (0, -power.shape[-1] % FRAMES_PER_TOKEN))
-        level = (10 / -FLOOR_DB) * torch.log10(power + 10 ** (FLOOR_DB / 10)) + 0.5
-        return torch.stack([level, self.positions[:, 0].expand_as(level)], 1), power
 
     def _find_slots(
         self, tokens: Tensor, cells: Tensor, weights: Tensor, n_slots: int
@@ -311,7 +317,7 @@ class SeparationNetwork(nn.Module):
 
 def _cell_shares(source_power: Tensor, grid: tuple[int, int]) -> Tensor:
     """Share [B, K, K, M, cell] of the power that each source has, of band power [B, K, bands, time]."""
-    power = nn.functional.pad(source_power, (0, -source_power.shape[-1] % FRAMES_PER_TOKEN))
+    power = whole_cells(source_power, FRAMES_PER_TOKEN)
     share = power / power.sum(1, keepdim=True).clamp(min=1e-20)
     return torch.stack([_to_cells(part[:, None], grid).squeeze(-1) for part in share.unbind(1)], 1)
 

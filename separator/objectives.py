@@ -1,19 +1,25 @@
-"""What a network is trained on and judged by: the loss of a batch, and how well it separates a mixture.
+"""What a network is trained on and judged by: the loss of a batch, and the scores of a mixture.
 
-The product's network says masks of spectrograms, its peers say waveforms; the trainer asks either alike.
+The product's network says masks of spectrograms, its peers say waveforms, its counter says how many sources
+there are; the trainer asks all alike.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from separator.counting import CounterConfig, SourceCounter
 from separator.errors import SeparatorError
 from separator.losses import (
+    CountTerms,
     LossConfig,
     LossTerms,
     Whole,
+    best_assignment,
+    count_loss,
     energy,
     pairwise_error,
     pairwise_si_sdr,
@@ -48,8 +54,14 @@ class Quality(NamedTuple):
     """How many slots the network calls sources."""
 
 
+AnyNetworkConfig = NetworkConfig | ConvTasNetConfig | CounterConfig
+
+
 class Objective(Protocol):
     """A kind of network, its loss and its scores."""
+
+    best_by: tuple[str, ...]
+    """The score, the first of these that there is, by which the best weights of a run are chosen."""
 
     def build(self) -> nn.Module:
         """Return the network before training."""
@@ -61,14 +73,36 @@ class Objective(Protocol):
         loss: LossConfig,
         whole: Whole,
         n_refine: int | None,
-    ) -> LossTerms:
+    ) -> LossTerms | CountTerms:
         """Return the loss of mixture [B, time], sources [B, K, time] and active [B, K]."""
 
+    def scores(self, network: nn.Module, sources: Tensor) -> dict[str, list[float]]:
+        """Score what the network says about the sum of sources [K, time]; greater is better."""
+
+
+class SeparationObjective(ABC):
+    """What networks that separate are judged by."""
+
+    best_by: tuple[str, ...] = ("snr", "si_sdri_1")
+
+    @abstractmethod
     def quality(self, network: nn.Module, sources: Tensor) -> Quality:
         """Score the separation of the sum of sources [K, time]."""
 
+    def scores(self, network: nn.Module, sources: Tensor) -> dict[str, list[float]]:
+        """SI-SDR of a source, alone, or its improvement, known count, dB; if the count is right; the SNR.
 
-class MaskObjective:
+        The SNR is that of training, thresholded, of the sources that are not alone: a single one is easy and
+        loud.
+        """
+        found = self.quality(network, sources)
+        count = len(sources)
+        gains = _of_best_slots(found.si_sdr) - (found.before if count > 1 else 0)
+        scores = {f"si_sdri_{count}": gains.tolist(), "count": [float(found.n_called == count)]}
+        return scores | ({"snr": _of_best_slots(found.snr).tolist()} if count > 1 else {})
+
+
+class MaskObjective(SeparationObjective):
     """The product's network."""
 
     def __init__(self, config: NetworkConfig) -> None:
@@ -107,7 +141,7 @@ class MaskObjective:
         )
 
 
-class WaveformObjective:
+class WaveformObjective(SeparationObjective):
     """A peer."""
 
     def __init__(self, config: ConvTasNetConfig) -> None:
@@ -143,8 +177,48 @@ class WaveformObjective:
         return Quality(scores[:-1], scores[-1], snr, int(called.sum()))
 
 
-def network_config(values: Mapping[str, Any]) -> NetworkConfig | ConvTasNetConfig:
-    """Read the table ``network`` of a recipe: ``kind`` is "separator", the default, or "conv_tasnet".
+class CountObjective:
+    """The product's counter."""
+
+    best_by: tuple[str, ...] = ("likelihood",)
+
+    def __init__(self, config: CounterConfig) -> None:
+        self._config = config
+        self._stft = STFT(config.n_fft, config.hop_length)
+
+    def build(self) -> nn.Module:
+        """Return a `SourceCounter`."""
+        return SourceCounter(self._config).to(memory_format=torch.channels_last)
+
+    def loss(
+        self,
+        forward: Forward,
+        batch: Mapping[str, Tensor],
+        loss: LossConfig,
+        whole: Whole,
+        n_refine: int | None,
+    ) -> CountTerms:
+        """Return the loss of counts; there is nothing to match or to refine."""
+        counts = forward(self._stft(batch["mixture"]))
+        with torch.autocast(counts.logits.device.type, enabled=False):
+            return count_loss(counts, batch["sources"], batch["active"], whole)
+
+    def scores(self, network: nn.Module, sources: Tensor) -> dict[str, list[float]]:
+        """Whether the likeliest count is right, and the log likelihood of the right one."""
+        logits = network(self._stft(sources.sum(0))[None]).logits[0]
+        true = min(len(sources), len(logits)) - 1
+        likelihood = float(torch.log_softmax(logits, 0)[true])
+        return {"count": [float(logits.argmax() == true)], "likelihood": [likelihood]}
+
+
+def _of_best_slots(values: Tensor) -> Tensor:
+    """Of ``values`` [S, K] those of the slots [K] that make their sum greatest."""
+    slots = best_assignment(-values[None], torch.ones(1, values.shape[1], dtype=torch.bool))
+    return values.gather(0, slots)[0]
+
+
+def network_config(values: Mapping[str, Any]) -> AnyNetworkConfig:
+    """Read the table ``network`` of a recipe, ``kind`` being "separator", "counter" or "conv_tasnet".
 
     Raises:
         SeparatorError: a kind or a key is unknown.
@@ -155,11 +229,15 @@ def network_config(values: Mapping[str, Any]) -> NetworkConfig | ConvTasNetConfi
     kind = settings.pop("kind", "separator")
     if kind == "separator":
         return NetworkConfig.from_dict(settings)
+    if kind == "counter":
+        return CounterConfig.from_dict(settings)
     if kind == "conv_tasnet":
         return settings_from(ConvTasNetConfig, settings, "network")
-    raise SeparatorError(f"unknown {kind=} of network; choose separator or conv_tasnet")
+    raise SeparatorError(f"unknown {kind=} of network; choose separator, counter or conv_tasnet")
 
 
-def objective_of(config: NetworkConfig | ConvTasNetConfig) -> Objective:
+def objective_of(config: AnyNetworkConfig) -> Objective:
     """Return the objective of a network of these sizes."""
+    if isinstance(config, CounterConfig):
+        return CountObjective(config)
     return MaskObjective(config) if isinstance(config, NetworkConfig) else WaveformObjective(config)

@@ -66,6 +66,13 @@ def settings_from(kind: type[Settings], values: Mapping[str, Any], what: str) ->
     return kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
 
 
+def plain(value: Any) -> Any:
+    """Tuples as lists, in dicts as well, as `settings_from` takes them back from TOML or JSON."""
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
 def _is_like(value: object, default: object) -> bool:
     """Whether a plain value can stand for a default; None and no default say nothing of the type."""
     if default is None or default is dataclasses.MISSING:

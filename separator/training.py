@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from separator.checkpoint import check_model, load_model
+from separator.counting import SourceCounter
 from separator.datasets import SAMPLE_RATE
 from separator.distributed import SharedDraws, World, rows_of, share_batch_norms
-from separator.losses import LossTerms, Whole, best_assignment
+from separator.losses import Whole
 from separator.objectives import Objective, objective_of
 from separator.run_folder import (
     TrainingState,
@@ -64,7 +65,7 @@ def train(
     objective = objective_of(config.network)
     state = new_state(config, world)
     if start_from is not None:
-        weights = load_model(start_from).state_dict()
+        weights = _weights_for(state.network, start_from)
         take_weights(state.network, weights, start_from)
         take_weights(state.average, weights, start_from)
     data = MIXTURES[config.data](data_directory)
@@ -105,7 +106,7 @@ def train(
             if world.is_writer:
                 log(run_directory, {"step": state.step, "validation": found})
                 say(f"validation {found}")
-                keep_best(state, found["snr"], run_directory)
+                keep_best(state, next(found[n] for n in objective.best_by if n in found), run_directory)
         if state.step % config.save_every == 0 or done:
             state.processor_seconds = clock.processor_seconds(world)
             if world.is_writer:
@@ -125,6 +126,15 @@ def _circumstances(data_directory: Path, start_from: str | Path | None, world: W
         "data_folder": str(data_directory),
         "start": None if start_from is None else check_model(start_from)["sha256"],
     }
+
+
+def _weights_for(network: nn.Module, model: str | Path) -> dict[str, Tensor]:
+    """Weights of a model, of its counter or of all but its counter, for a network to start from."""
+    weights = load_model(model).state_dict()
+    counter = {name: value for name, value in weights.items() if name.startswith("counter.")}
+    if isinstance(network, SourceCounter):
+        return {name.removeprefix("counter."): value for name, value in counter.items()}
+    return {name: value for name, value in weights.items() if name not in counter}
 
 
 def _is_done(state: TrainingState, config: TrainingConfig) -> bool:
@@ -176,6 +186,7 @@ class Trainee:
                 state.network, forward_sync_buffers=False, find_unused_parameters=True
             )
         self._terms: list[Tensor] = []
+        self._names: tuple[str, ...] = ()
         begin = [0, *(stage.until for stage in config.stages)]
         self.n_examples = sum(
             stage.batch_size * max(0, min(state.step, stage.until) - first)
@@ -213,7 +224,7 @@ class Trainee:
         """Return the means of the loss terms since the last call; all processes call it."""
         means = torch.stack(self._terms).mean(0).tolist()
         self._terms = []
-        return dict(zip(LossTerms._fields, self._world.total(means), strict=True))
+        return dict(zip(self._names, self._world.total(means), strict=True))
 
     def _backward(self, stage: Stage, part: Mapping[str, Tensor], whole: Whole) -> Tensor:
         """Add the gradients of a part; return its loss terms."""
@@ -222,6 +233,7 @@ class Trainee:
         with torch.autocast(device.type, torch.bfloat16, enabled=self._config.bfloat16):
             terms = self._objective.loss(self._forward, batch, stage.loss, whole, stage.n_refine)
         (terms.total * self._world.size).backward()  # the processes' gradients are averaged
+        self._names = terms._fields
         return torch.stack([term.detach() for term in terms])
 
     def _unshared(self, more: bool) -> AbstractContextManager[Any]:
@@ -304,36 +316,18 @@ def _processor_seconds() -> float:
 def validate(
     objective: Objective, network: nn.Module, mixtures: Iterable[Tensor], world: World | None = None
 ) -> dict[str, float]:
-    """Mean SI-SDR (1 source) or its improvement (more), known count, dB, share of right counts, and the SNR.
-
-    The SNR is that of training, thresholded, of the sources that are not alone. ``mixtures`` are this
-    process's, given as their sources [K, time].
-    """
+    """Return the mean of every score of ``mixtures``, this process's, given as their sources [K, time]."""
     world = world or World()
-    rows: list[tuple[int, list[float], list[float], bool]] = []
+    rows: list[dict[str, list[float]]] = []
     network.eval()
     for sources in mixtures:
         torch.manual_seed(0)
-        found = objective.quality(network, sources.to(world.device))
-        gain = _of_best_slots(found.si_sdr) - (found.before if len(sources) > 1 else 0)
-        snr = _of_best_slots(found.snr)
-        rows.append((len(sources), gain.tolist(), snr.tolist(), found.n_called == len(sources)))
-    rows = world.gather(rows)
-    scores: dict[int, list[float]] = {}
-    for count, gains, *_ in rows:
-        scores.setdefault(count, []).extend(gains)
-    together = [row for row in rows if row[0] > 1] or rows  # a single source is easy and loud
-    return {
-        **{f"si_sdri_{count}": round(float(np.mean(gains)), 2) for count, gains in sorted(scores.items())},
-        "snr": round(float(np.mean([value for row in together for value in row[2]])), 3),
-        "count": round(float(np.mean([row[3] for row in rows])), 3),
-    }
-
-
-def _of_best_slots(values: Tensor) -> Tensor:
-    """Of ``values`` [S, K] those of the slots [K] that make their sum greatest."""
-    slots = best_assignment(-values[None], torch.ones(1, values.shape[1], dtype=torch.bool))
-    return values.gather(0, slots)[0]
+        rows.append(objective.scores(network, sources.to(world.device)))
+    scores: dict[str, list[float]] = {}
+    for row in world.gather(rows):
+        for name, values in row.items():
+            scores.setdefault(name, []).extend(values)
+    return {name: round(float(np.mean(values)), 3) for name, values in sorted(scores.items())}
 
 
 def mean_weights(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from separator.counting import CounterConfig
 from separator.datasets import SAMPLE_RATE, MixingConfig
 from separator.errors import SeparatorError
 from separator.fuss_mixing import RemixConfig
 from separator.losses import LossConfig
 from separator.network import NetworkConfig
-from separator.objectives import network_config
-from separator.peers import ConvTasNetConfig
+from separator.objectives import AnyNetworkConfig, network_config
 from separator.settings import check_given, check_known, check_settings, settings_from
 
 MIXING: dict[str, type[MixingConfig] | type[RemixConfig]] = {"soundscapes": MixingConfig, "fuss": RemixConfig}
@@ -69,7 +69,7 @@ class TrainingConfig:
     AT_MOST: ClassVar[dict[str, float]] = {"averaging": 1}
 
     stages: tuple[Stage, ...]
-    network: NetworkConfig | ConvTasNetConfig
+    network: AnyNetworkConfig
     data: str = "soundscapes"
     """Kind of the mixtures, a key of `MIXING`."""
     seed: int = 0
@@ -116,8 +116,12 @@ class TrainingConfig:
             raise SeparatorError(
                 f"network setting sample_rate = {network.sample_rate}; the mixtures have {SAMPLE_RATE}"
             )
-        n_slots = network.n_slots
-        if (most := max(stage.mixing.max_sources for stage in read)) > n_slots:
+        if isinstance(network, NetworkConfig) and network.counter is not None:
+            raise SeparatorError(
+                "network setting counter: a counter is trained by a recipe of its own, kind = 'counter'"
+            )
+        most = max(stage.mixing.max_sources for stage in read)
+        if not isinstance(network, CounterConfig) and most > (n_slots := network.n_slots):
             raise SeparatorError(f"mixtures of up to {most} sources, but {n_slots=}; give the network more")
         check_settings(cls, values.get("training", {}), "training", but=["stages", "network", "data"])
         return cls(read, network, data, **values.get("training", {}))

@@ -68,6 +68,16 @@ def test_band_limited_clips_are_left_out(tmp_path: Path) -> None:
         Bank(write_bank(tmp_path, bandwidth_hz=3000), "train")
 
 
+def test_batches_are_as_long_as_drawn_for_each(bank: Bank) -> None:
+    config = MixingConfig(seconds=1.0, shortest_seconds=0.4)
+    dataset = MixtureDataset(bank, config, batch_size=2, n_batches=9, seed=4)
+    lengths = [dataset[k]["mixture"].shape[1] for k in range(6)]
+    assert len(set(lengths)) == 6
+    assert 0.4 * SAMPLE_RATE <= min(lengths) < max(lengths) <= SAMPLE_RATE
+    part = MixtureDataset(bank, config, batch_size=2, n_batches=9, seed=4, rows=slice(1, 2))
+    assert torch.equal(part[3]["mixture"], dataset[3]["mixture"][1:])
+
+
 def test_mixture_of_an_index_is_always_the_same(bank: Bank) -> None:
     dataset = MixtureDataset(bank, MixingConfig(seconds=1.0), batch_size=3, n_batches=9, seed=4)
     first, again, other = dataset[5], dataset[5], dataset[6]

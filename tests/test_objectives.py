@@ -3,10 +3,17 @@
 import pytest
 import torch
 
+from separator.counting import CounterConfig
 from separator.errors import SeparatorError
 from separator.losses import LossConfig, Whole, waveform_loss
 from separator.network import NetworkConfig
-from separator.objectives import MaskObjective, WaveformObjective, network_config, objective_of
+from separator.objectives import (
+    CountObjective,
+    MaskObjective,
+    WaveformObjective,
+    network_config,
+    objective_of,
+)
 from separator.peers import ConvTasNet, ConvTasNetConfig, called_by_level, n_parameters
 
 SMALL = ConvTasNetConfig(enc_num_feats=16, msk_num_feats=8, msk_num_hidden_feats=8, msk_num_layers=2)
@@ -74,6 +81,25 @@ def test_a_network_of_either_kind_learns(config):
     assert 0 <= quality.n_called <= 4
 
 
+def test_a_counter_learns_to_tell_one_tone_from_two():
+    torch.manual_seed(0)
+    sources = torch.cat([tones(), tones() * torch.tensor([1.0, 0.0])[:, None]])
+    active = torch.tensor([[True, True], [True, True], [True, False], [True, False]])
+    data = {"mixture": sources.sum(1), "sources": sources, "active": active}
+    objective = CountObjective(CounterConfig(widths=(4, 4, 6, 8), joined=8, hidden=4))
+    network = objective.build()
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    for _ in range(60):
+        terms = objective.loss(network, data, LossConfig(), Whole.of(active), None)
+        optimizer.zero_grad()
+        terms.total.backward()
+        optimizer.step()
+    with torch.no_grad():
+        scores = [objective.scores(network.eval(), values) for values in (sources[0], sources[2, :1])]
+    assert [score["count"] for score in scores] == [[1.0], [1.0]]
+    assert min(score["likelihood"][0] for score in scores) > -0.5
+
+
 def test_estimates_of_conv_tasnet_add_up_at_any_level():
     torch.manual_seed(0)
     network = ConvTasNet(SMALL).eval()
@@ -95,7 +121,8 @@ def test_estimates_below_the_floor_are_not_called():
 def test_kinds_of_networks_go_by_name():
     assert isinstance(objective_of(network_config({"embedding": 8})), MaskObjective)
     assert isinstance(objective_of(network_config({"kind": "conv_tasnet"})), WaveformObjective)
-    with pytest.raises(SeparatorError, match="choose separator or conv_tasnet"):
+    assert isinstance(objective_of(network_config({"kind": "counter"})), CountObjective)
+    with pytest.raises(SeparatorError, match="choose separator, counter or conv_tasnet"):
         network_config({"kind": "unet"})
     with pytest.raises(SeparatorError, match=r"unknown network setting \['layers'\]"):
         network_config({"kind": "conv_tasnet", "layers": 3})

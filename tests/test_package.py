@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "separator"
 ORDER = [
     *("errors", "script", "settings", "attention", "naming", "inputs", "headers", "decoding"),
-    *("audio", "formats", "writing", "results", "stems", "stft", "masks", "layers", "network"),
+    *("audio", "formats", "writing", "results", "stems", "stft", "masks", "layers", "counting", "network"),
     *("checkpoint", "rendering", "segments", "separate", "plot", "cluster", "jobs"),
     *("metrics", "bsseval", "baselines"),
     *("losses", "peers", "objectives", "fuss", "fuss_protocol", "datasets", "fuss_mixing"),

@@ -12,6 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from test_datasets import write_bank
 from test_distributed import write_fuss
 
@@ -77,14 +78,8 @@ def test_soundscapes_goes_from_training_to_scores(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL.format(mechanism="evidence_claim"))
     bank = write_bank(tmp_path)
     run("train.py", tmp_path / "small.toml", "--data", bank, "--run-folder", tmp_path / "run")
-    samples = ROOT / "data/samples"
     split = tmp_path / "mixtures/evaluation"
-    split.mkdir(parents=True)
-    (split / "example0000.wav").symlink_to(samples / "mix3.wav")
-    (split / "example0000_sources").mkdir()
-    for k, source in enumerate(sorted((samples / "mix3_sources").glob("*.flac"))):
-        name = "background0_sound.wav" if k == 0 else f"foreground{k - 1}_sound.wav"
-        (split / "example0000_sources" / name).symlink_to(source)
+    write_example(split)
     (tmp_path / "mixtures/validation").symlink_to(split)
     places = ("--bank", bank, "--run-folder", tmp_path / "run", "--mixtures", tmp_path / "mixtures")
     said = json.loads(run("release.py", tmp_path / "small.toml", *places, "--model", tmp_path / "model"))
@@ -96,7 +91,58 @@ def test_soundscapes_goes_from_training_to_scores(tmp_path: Path) -> None:
     assert report["sum_error_db"]["mean"] < -100
 
 
-@pytest.mark.parametrize("recipe", ["recipe", "ablation"])
+COUNTER = (
+    SMALL[SMALL.index("[training]") : SMALL.index("[calibration]")]
+    + """
+[network]
+kind = "counter"
+widths = [4, 4, 6, 8]
+joined = 8
+hidden = 8
+
+[[stages]]
+until = 60
+batch_size = 4
+mixing = {{ seconds = 1.0, shortest_seconds = 0.5, counts = [0.5, 0.5], scene_share = 0.0 }}
+"""
+)
+
+
+def test_a_counter_learns_and_has_its_say_in_the_released_model(tmp_path: Path) -> None:
+    bank = write_bank(tmp_path)
+    small = SMALL.replace("epochs = 2", 'epochs = 2\ncounter = "counter.toml"')
+    (tmp_path / "small.toml").write_text(
+        small.format(mechanism="evidence_claim").replace("until = 40", "until = 2")
+    )
+    (tmp_path / "counter.toml").write_text(COUNTER.format())
+    for name in ("small", "counter"):
+        run("train.py", tmp_path / f"{name}.toml", "--data", bank)
+    log = (tmp_path / "runs/counter/log.jsonl").read_text().splitlines()
+    totals = [line["total"] for line in map(json.loads, log) if "total" in line]
+    assert totals[-1] < totals[0] - 0.1
+    split = tmp_path / "mixtures/validation"
+    write_example(split)
+    places = ("--bank", bank, "--mixtures", tmp_path / "mixtures", "--model", tmp_path / "model")
+    run("release.py", tmp_path / "small.toml", *places)
+    network = Separator.load(tmp_path / "model", device="cpu").network
+    assert network.counter is not None
+    trained = load_file(tmp_path / "runs/counter/state-60.safetensors")
+    for name, value in network.counter.state_dict().items():
+        assert torch.equal(value, trained[f"average.{name}"])
+
+
+def write_example(split: Path) -> None:
+    """One example of FUSS layout, of the sample of three sources."""
+    samples = ROOT / "data/samples"
+    split.mkdir(parents=True)
+    (split / "example0000.wav").symlink_to(samples / "mix3.wav")
+    (split / "example0000_sources").mkdir()
+    for k, source in enumerate(sorted((samples / "mix3_sources").glob("*.flac"))):
+        name = "background0_sound.wav" if k == 0 else f"foreground{k - 1}_sound.wav"
+        (split / "example0000_sources" / name).symlink_to(source)
+
+
+@pytest.mark.parametrize("recipe", ["recipe", "ablation", "counter"])
 def test_recipe_is_one_the_trainer_takes(recipe: str) -> None:
     values = tomllib.loads((SOUNDSCAPES / f"{recipe}.toml").read_text())
     config = TrainingConfig.from_dict(values)

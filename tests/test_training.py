@@ -15,16 +15,19 @@ from separator.calibration import (
     SlotSet,
     best_threshold,
     calibrate,
+    collect_slots,
     fit_head,
     probabilities,
 )
 from separator.checkpoint import check_model, save_model
+from separator.counting import CounterConfig, SourceCounter
 from separator.datasets import MixtureDataset
 from separator.errors import SeparatorError
 from separator.network import NetworkConfig, SeparationNetwork
 from separator.objectives import WaveformObjective
 from separator.peers import ConvTasNetConfig
 from separator.run_folder import load_state
+from separator.stft import STFT
 from separator.training import Trainee, mean_weights, new_state, train, validate
 from separator.training_recipe import TrainingConfig, learning_rate_factor, read_recipe
 
@@ -168,6 +171,7 @@ def test_a_stage_without_its_end_is_refused() -> None:
         ({"network": {"widths": ["4", 6, 8, 16]}}, "widths = .* pass 1 or more"),
         ({"network": {"n_bands": 1000}}, "pass a multiple of 8 up to the 257 bins"),
         ({"network": {"n_slots": 1}}, "mixtures of up to 2 sources, but n_slots=1"),
+        ({"network": {"counter": {}}}, "a counter is trained by a recipe of its own"),
         ({"network": {"sample_rate": 8000}}, "sample_rate = 8000; the mixtures have 16000"),
     ],
 )
@@ -231,7 +235,7 @@ def test_training_says_how_far_it_is(tmp_path: Path) -> None:
     train(TrainingConfig.from_dict(RECIPE), write_bank(tmp_path), tmp_path / "run", say=said.append)
     assert said[0] == f"{tmp_path / 'run'}: from step 0"
     assert [line.split(",")[0] for line in said[1:-1]] == ["step 2 of 6", "step 4 of 6", "step 6 of 6"]
-    assert said[-1].startswith("validation {'si_sdri_1'")
+    assert said[-1].startswith("validation {'count': ")
 
 
 def test_a_broken_state_is_refused_by_name(tmp_path: Path) -> None:
@@ -293,6 +297,59 @@ def test_a_model_of_another_network_is_no_start(tmp_path: Path) -> None:
             TrainingConfig.from_dict(RECIPE), write_bank(tmp_path), tmp_path / "run", None, tmp_path / "model"
         )
     assert not (tmp_path / "run").exists()
+
+
+COUNTER: dict[str, Any] = {
+    **RECIPE,
+    "network": {"kind": "counter", "widths": [4, 4, 6, 8], "joined": 8, "hidden": 4},
+}
+
+
+def test_a_counter_is_trained_by_the_same_trainer(tmp_path: Path) -> None:
+    counter = train(TrainingConfig.from_dict(COUNTER), write_bank(tmp_path), tmp_path / "run")
+    assert isinstance(counter, SourceCounter)
+    lines = [json.loads(line) for line in read_log(tmp_path / "run")]
+    assert {"total", "counted", "active"} < set(lines[0])
+    assert set(lines[-1]["validation"]) == {"count", "likelihood"}
+    best = json.loads((tmp_path / "run/best.json").read_text())
+    assert best["score"] == lines[-1]["validation"]["likelihood"]
+
+
+def test_a_run_starts_from_the_part_of_a_model_that_it_trains(tmp_path: Path) -> None:
+    still = {"training": {**RECIPE["training"], "learning_rate": 0.0}}
+    counter_config = TrainingConfig.from_dict({**COUNTER, **still})
+    config = TrainingConfig.from_dict({**RECIPE, **still})
+    torch.manual_seed(7)
+    model = SeparationNetwork(dataclasses.replace(config.network, counter=counter_config.network))
+    save_model(model, tmp_path / "model")
+    bank = write_bank(tmp_path)
+    given = dict(model.named_parameters())
+    for name, one, prefix in (("whole", config, ""), ("counter", counter_config, "counter.")):
+        trained = train(one, bank, tmp_path / name, start_from=tmp_path / "model")
+        assert all(torch.equal(given[prefix + n], value) for n, value in trained.named_parameters())
+
+
+def test_a_model_without_a_counter_is_no_start_for_one(tmp_path: Path) -> None:
+    save_model(SeparationNetwork(TrainingConfig.from_dict(RECIPE).network), tmp_path / "model")
+    with pytest.raises(SeparatorError, match="model are not of the recipe's network"):
+        config = TrainingConfig.from_dict(COUNTER)
+        train(config, write_bank(tmp_path), tmp_path / "run", start_from=tmp_path / "model")
+
+
+def test_the_threshold_is_that_of_the_slots_as_the_network_gives_them() -> None:
+    torch.manual_seed(0)
+    counter = CounterConfig(widths=(4, 4, 6, 8), joined=8, hidden=4)
+    network = SeparationNetwork(
+        dataclasses.replace(TrainingConfig.from_dict(RECIPE).network, counter=counter)
+    ).eval()
+    mixtures = [torch.randn(2, 16_000) for _ in range(3)]
+    found = probabilities(network.existence, collect_slots(network, mixtures))
+    stft = STFT(network.config.n_fft, network.config.hop_length)
+    for index, sources in enumerate(mixtures):
+        torch.manual_seed(index)
+        with torch.no_grad():
+            out = network(stft(sources.sum(0))[None])
+        assert torch.allclose(torch.sigmoid(out.existence_logits[0]), found[index], atol=1e-4)
 
 
 class Planted(nn.Module):
@@ -366,10 +423,13 @@ def test_slots_that_decoding_did_not_reach_are_never_counted() -> None:
     assert probabilities(fit_head(data, CalibrationConfig(epochs=2)), untried).max() == 0
 
 
-def test_calibration_changes_the_head_alone() -> None:
+@pytest.mark.parametrize("counter", [None, CounterConfig(widths=(4, 4, 6, 8), joined=8, hidden=4)])
+def test_calibration_changes_the_head_alone(counter: CounterConfig | None) -> None:
     rng = torch.Generator().manual_seed(0)
     mixtures = [torch.randn(1 + k % 3, 16_000, generator=rng) for k in range(8)]
-    network = new_state(TrainingConfig.from_dict(RECIPE)).average
+    network = SeparationNetwork(
+        dataclasses.replace(TrainingConfig.from_dict(RECIPE).network, counter=counter)
+    )
     before = {name: value.clone() for name, value in network.state_dict().items()}
     settings = CalibrationConfig(epochs=2)
     config, accuracy = calibrate(network, mixtures, mixtures[:4], settings)

@@ -133,8 +133,8 @@ def draw_curve(path: Path) -> None:
     left.legend()
     checks = [line for line in lines if "validation" in line]
     for name in checks[0]["validation"]:
-        if name != "count":
-            count = name.rsplit("_", 1)[1]
+        if name.startswith("si_sdri_"):
+            count = name.removeprefix("si_sdri_")
             label = f"{count} sources, SI-SDRi" if count != "1" else "1 source, SI-SDR / 4"
             scale = 0.25 if count == "1" else 1.0
             values = [scale * line["validation"][name] for line in checks]
