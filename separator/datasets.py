@@ -30,6 +30,8 @@ SAMPLE_RATE = 16_000
 CLASS_POWER = 0.4  # of the seconds of a class, family or clip: its share of the draws
 BAND_LIMIT_HZ = 7000  # clips with less bandwidth would teach separation by bandwidth
 BACKGROUND_SECONDS = 4.0  # clips from here on can be backgrounds
+SCATTER_SECONDS = 2.0  # shorter events are repeated
+MEAN_GAP_SECONDS = 0.8  # between repeats
 MIXTURE_SECONDS = 10.0  # of what is validated and calibrated on
 AMBIENCE = "ambience_background"  # the class of what sounds all the time and everywhere
 
@@ -50,10 +52,11 @@ class MixingConfig:
     AT_LEAST: ClassVar[dict[str, float]] = {
         "seconds": 0.1,
         **dict.fromkeys(("counts", "scene_share", "layered_backgrounds", "same_class", "reverberant"), 0),
+        "event_share": 0,
         **dict.fromkeys(("layer_level_db", "equal_level_db", "shortest_seconds"), 0),
     }
     AT_MOST: ClassVar[dict[str, float]] = dict.fromkeys(
-        ("counts", "scene_share", "layered_backgrounds", "same_class", "reverberant"), 1
+        ("counts", "scene_share", "layered_backgrounds", "event_share", "same_class", "reverberant"), 1
     )
 
     seconds: float = 3.0
@@ -72,6 +75,9 @@ class MixingConfig:
     rarely of one kind, and a bank has few places."""
     layer_level_db: float = 10.0
     """The second recording of a background is at most so much stronger or weaker than the first."""
+    event_share: float = 0.0
+    """Share of the sources but backgrounds that are one clip somewhere, or repeats of a short one, as FUSS
+    places them; the others are clips of a family that follow each other."""
     equal_level_db: float = 8.0
     same_class: float = 0.15
     """Share of mixtures of equals drawn from one class."""
@@ -239,7 +245,9 @@ def draw_mixture(bank: Bank, config: MixingConfig, rng: np.random.Generator) -> 
             else:
                 exclude = AMBIENCE if scene and config.scene_backgrounds else None
                 clips = bank.draw_family(rng, one_class or bank.draw_class(rng, exclude))
-                source, family = place_clips(bank, clips, length, rng), clips[0].family
+                event = config.event_share > 0 and rng.random() < config.event_share
+                source = (place_event if event else place_clips)(bank, clips, length, rng)
+                family = clips[0].family
             if family not in used:
                 break
         used.add(family)
@@ -292,6 +300,22 @@ def place_clips(bank: Bank, clips: list[Clip], length: int, rng: np.random.Gener
             break
         position = end + int(rng.exponential(gap_scale))
         clip = first if same else clips[rng.choice(len(clips), p=share)]
+    return source
+
+
+def place_event(bank: Bank, clips: list[Clip], length: int, rng: np.random.Generator) -> Samples:
+    """Lay a clip of a family somewhere in ``length`` samples, under `SCATTER_SECONDS` two to six times."""
+    clip = clips[rng.choice(len(clips), p=_shares([[clip] for clip in clips]))]
+    speed = float(np.exp(rng.uniform(-0.3, 0.3))) if rng.random() < 0.5 else 1.0
+    audio = fade(crop(change_speed(bank.read(clip), speed), length, rng))
+    source = np.zeros(length, np.float32)
+    repeats = int(rng.integers(2, 7)) if len(audio) < SCATTER_SECONDS * SAMPLE_RATE else 1
+    position = int(rng.integers(0, max(1, length - (2 * repeats - 1) * len(audio))))
+    for _ in range(repeats):
+        if position + len(audio) > length:
+            break
+        source[position : position + len(audio)] = audio
+        position += len(audio) + int(rng.exponential(MEAN_GAP_SECONDS) * SAMPLE_RATE)
     return source
 
 

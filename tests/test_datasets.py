@@ -10,12 +10,14 @@ import torch
 
 from separator.datasets import (
     SAMPLE_RATE,
+    SCATTER_SECONDS,
     Bank,
     MixingConfig,
     MixtureDataset,
     change_speed,
     draw_mixture,
     loop,
+    place_event,
     set_level,
 )
 from separator.errors import SeparatorError
@@ -76,6 +78,23 @@ def test_batches_are_as_long_as_drawn_for_each(bank: Bank) -> None:
     assert 0.4 * SAMPLE_RATE <= min(lengths) < max(lengths) <= SAMPLE_RATE
     part = MixtureDataset(bank, config, batch_size=2, n_batches=9, seed=4, rows=slice(1, 2))
     assert torch.equal(part[3]["mixture"], dataset[3]["mixture"][1:])
+
+
+def test_an_event_is_one_clip_or_repeats_of_a_short_one(bank: Bank) -> None:
+    clips = [clip for clips in bank.clips["class0"].values() for clip in clips]
+    short = [clip for clip in clips if clip.length < SCATTER_SECONDS * SAMPLE_RATE / 2]
+    long = [clip for clip in clips if clip.length > 2 * SCATTER_SECONDS * SAMPLE_RATE]
+    assert short
+    assert long
+    for of_kind, least, most in ((short[:1], 1, 6), (long[:1], 1, 1)):
+        counts = set()
+        for seed in range(20):
+            source = place_event(bank, of_kind, 10 * SAMPLE_RATE, np.random.default_rng(seed))
+            sounds = np.abs(source.reshape(-1, 400)).max(1) > 0.1
+            counts.add(int((np.diff(sounds.astype(int), prepend=0) == 1).sum()))
+            assert abs(source[0]) < 1e-6  # faded in
+        assert least <= min(counts) <= max(counts) <= most
+        assert (max(counts) > 1) == (most > 1)
 
 
 def test_mixture_of_an_index_is_always_the_same(bank: Bank) -> None:

@@ -17,6 +17,7 @@ from test_datasets import write_bank
 from test_distributed import write_fuss
 
 from separator import Separator
+from separator.counting import CounterConfig
 from separator.fuss import Example
 from separator.report import stale_tables
 from separator.training_recipe import TrainingConfig
@@ -211,6 +212,9 @@ def test_shipped_model_is_the_recipe_s() -> None:
     assert shipped["training"]["steps"] == config.steps
     for name in ("widths", "n_context", "mechanism"):
         assert shipped["network"][name] == values["network"][name]
+    counter = tomllib.loads((SOUNDSCAPES / values["calibration"]["counter"]).read_text())
+    config = TrainingConfig.from_dict(counter).network
+    assert CounterConfig.from_dict(shipped["network"]["counter"]) == config
 
 
 def test_ways_to_separate_a_folder_give_the_same_stems(tmp_path: Path) -> None:

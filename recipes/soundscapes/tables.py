@@ -1,9 +1,9 @@
-"""Write the tables of this folder's README and of the model card, and the picture of the training curve.
+"""Write the tables of this folder's README and of the model card, and the pictures of the training curves.
 
     python recipes/soundscapes/tables.py
 
 Everything comes from results/: evaluation.json and baselines.json (evaluate.py), ablation_*.json (evaluate.py
-on the ablations' models) and log.jsonl (the shipped run's log).
+on the ablations' models), log.jsonl and counter_log.jsonl (the logs of the shipped run and of its counter).
 """
 
 import csv
@@ -144,12 +144,30 @@ def draw_curve(path: Path) -> None:
     figure.savefig(path, dpi=90)
 
 
+def draw_counter_curve(path: Path) -> None:
+    """The counter's losses and its right counts by step."""
+    plt = pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    lines = [json.loads(line) for line in (RESULTS / "counter_log.jsonl").read_text().splitlines()]
+    train = [line for line in lines if "counted" in line]
+    for name, label in (("counted", "sources in all"), ("active", "sources at a time")):
+        left.plot([line["step"] for line in train], [line[name] for line in train], label=label)
+    left.set(xlabel="step", ylabel="cross-entropy", title="training of the counter")
+    left.legend()
+    checks = [line for line in lines if "validation" in line]
+    share = [100 * line["validation"]["count"] for line in checks]
+    right.plot([line["step"] for line in checks], share, marker=".")
+    right.set(xlabel="step", ylabel="right counts (%)", title="validation, averaged weights")
+    figure.savefig(path, dpi=90)
+
+
 def main() -> None:
     """Write everything."""
     update_tables(HERE / "README.md", tables())
     update_tables(CARD, card_tables())
     update_tables(README, {"all": markdown_table(reports())})
     draw_curve(RESULTS / "curve.png")
+    draw_counter_curve(RESULTS / "counter_curve.png")
 
 
 if __name__ == "__main__":
