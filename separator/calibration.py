@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from separator.checkpoint import save_model
 from separator.counting import count_distribution, existence_of_slots
-from separator.layers import FLOOR_LEVEL, ExistenceHead, has_content
+from separator.layers import FLOOR_LEVEL, ExistenceHead, has_content, slot_energy
 from separator.losses import best_assignment, pairwise_si_sdr
 from separator.network import NetworkConfig, SeparationNetwork
 from separator.stft import STFT
@@ -58,6 +58,8 @@ class SlotSet(NamedTuple):
     """[N, S], 1 where a source is assigned."""
     tried: Tensor
     """[N, S], 1 where decoding came to the slot."""
+    energy: Tensor
+    """[N, S], of the slots."""
     counted: Tensor | None = None
     """[N, C], logits of the network's counter, where it has one."""
 
@@ -109,6 +111,7 @@ def collect_slots(network: SeparationNetwork, mixtures: Iterable[Tensor]) -> Slo
     """Run the network on sums of sources [K, time] and keep what its existence head was given."""
     seen: list[Tensor] = []
     counted: list[Tensor] = []
+    energy: list[Tensor] = []
     hooks = [network.existence.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0]))]
     if network.counter is not None:
         hooks.append(network.counter.register_forward_hook(lambda *call: counted.append(call[2].logits[0])))
@@ -119,7 +122,9 @@ def collect_slots(network: SeparationNetwork, mixtures: Iterable[Tensor]) -> Slo
         for index, sources in enumerate(mixtures):
             torch.manual_seed(index)
             mixture = stft(sources.sum(0))[None]
-            quality = pairwise_si_sdr(network(mixture).masks, mixture, stft(sources)[None])
+            masks = network(mixture).masks
+            energy.append(slot_energy(masks, mixture)[0])
+            quality = pairwise_si_sdr(masks, mixture, stft(sources)[None])
             slots = best_assignment(-quality, torch.ones(1, len(sources), dtype=torch.bool))
             truths.append(torch.zeros(n_slots).index_fill(0, slots[0], 1.0))
     for hook in hooks:
@@ -131,6 +136,7 @@ def collect_slots(network: SeparationNetwork, mixtures: Iterable[Tensor]) -> Slo
         torch.stack(facts),
         torch.stack(truths),
         torch.stack(tried).float(),
+        torch.stack(energy),
         torch.stack(counted) if counted else None,
     )
 
@@ -166,7 +172,8 @@ def probabilities(head: ExistenceHead, data: SlotSet) -> Tensor:
         shown = torch.sigmoid(head(data.facts)) * data.tried
     if data.counted is None:
         return shown
-    return existence_of_slots(shown * has_content(data.facts), data.counted) * data.tried
+    shown = shown * has_content(data.facts)
+    return existence_of_slots(shown, data.energy, data.counted) * data.tried
 
 
 def best_threshold(probability: Tensor, exists: Tensor, min_recall: float) -> tuple[float, float]:

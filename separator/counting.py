@@ -4,8 +4,8 @@
 
 Slots show what was found, and where separation is hard they show too much or too little; how many sounds
 there are can be heard without taking them apart (Stoeter et al., "CountNet", 2019, of speakers). So the
-counter is a network of its own, trained on counts, and `existence_of_slots` joins both: the counter says how
-many slots are sources, the existence head which ones.
+counter is a network of its own, trained on counts, and `existence_of_slots` joins both; of the slots the
+loudest are the sources.
 """
 
 from collections.abc import Mapping
@@ -125,17 +125,18 @@ def count_distribution(probability: Tensor) -> Tensor:
     return counts
 
 
-def existence_of_slots(probability: Tensor, counted: Tensor) -> Tensor:
+def existence_of_slots(probability: Tensor, energy: Tensor, counted: Tensor) -> Tensor:
     """Probability [N, S] that slots are sources, by what they show and by a counter.
 
     The probability of a count is the product of that which independent slots with ``probability`` [N, S]
     give it and, to the power `COUNTER_WEIGHT`, that of the counter, whose logits ``counted`` are [N, C]. The
-    slot that is the r-th likeliest is a source where there are r sources or more. The counter does not know
-    of no source and counts more than C as C; among those counts the slots alone decide.
+    r-th of the slots by falling ``energy`` [N, S] is a source where there are r sources or more: in
+    validation as often right as their order by probability, and what is left out is lost least. The counter
+    does not know of no source and counts more than C as C; among those counts the slots alone decide.
 
-    >>> slots = torch.tensor([[0.9, 0.5, 0.5]])
-    >>> existence_of_slots(slots, torch.tensor([[0.0, 9.0, 0.0]])).round(decimals=2)
-    tensor([[1., 1., 0.]])
+    >>> slots, energy = torch.tensor([[0.9, 0.5, 0.5]]), torch.tensor([[2.0, 0.1, 1.0]])
+    >>> existence_of_slots(slots, energy, torch.tensor([[0.0, 9.0, 0.0]])).round(decimals=2)
+    tensor([[1., 0., 1.]])
     """
     said = COUNTER_WEIGHT * torch.log_softmax(counted, -1)
     n_slots = probability.shape[1]
@@ -143,7 +144,7 @@ def existence_of_slots(probability: Tensor, counted: Tensor) -> Tensor:
     shown = count_distribution(probability)
     posterior = torch.softmax(torch.log(shown) + said[:, at], -1)
     at_least = posterior.flip(1).cumsum(1).flip(1)[:, 1:]  # [N, S], of 1, 2, ... or more
-    rank = probability.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    rank = energy.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
     return at_least.gather(1, rank)
 
 

@@ -196,6 +196,12 @@ class ExistenceHead(nn.Module):
         return logits.squeeze(-1)
 
 
+def slot_energy(masks: Tensor, spectrogram: Tensor) -> Tensor:
+    """Energy [B, S] of the spectrogram [B, F, T] under masks [B, S, F, T]."""
+    power = torch.view_as_real(spectrogram).square().sum(-1)
+    return torch.einsum("bsft,bft->bs", masks.square(), power)
+
+
 def slot_facts(shares: Tensor, weights: Tensor) -> Tensor:
     """What a slot's masks say about it, [B, S, N_FACTS], for masks [B, S, K, M, cell] and cell weights.
 

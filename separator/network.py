@@ -37,6 +37,7 @@ from separator.layers import (
     band_matrix,
     has_content,
     search_facts,
+    slot_energy,
     slot_facts,
     whole_cells,
 )
@@ -220,7 +221,9 @@ class SeparationNetwork(nn.Module):
         if self.counter is not None and not self.training:
             counted = self.counter(spectrogram).logits
             shown = torch.sigmoid(existence) * has_content(facts)
-            existence = torch.logit(existence_of_slots(shown, counted), 1e-6)
+            existence = torch.logit(
+                existence_of_slots(shown, slot_energy(masks[:, :-1], spectrogram), counted), 1e-6
+            )
         found = Decomposition(masks[:, :-1], masks[:, -1], existence, out.attn, out.evidence, grid)
         if sources is not None:
             true = _cell_shares(self.bands.power(sources), grid)  # [B, K, K, M, cell]

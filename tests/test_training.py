@@ -397,7 +397,7 @@ def planted(n: int) -> SlotSet:
     facts = torch.randn(n, 4, 9, generator=generator)
     facts[..., :2] = -torch.rand(n, 4, 2, generator=generator)
     facts[..., 2] = 4 * exists - 2
-    return SlotSet(facts, exists, torch.ones(n, 4))
+    return SlotSet(facts, exists, torch.ones(n, 4), torch.ones(n, 4))
 
 
 def test_heads_count_what_slots_show_and_miss_no_more_than_allowed() -> None:
