@@ -138,8 +138,10 @@ def existence_of_slots(probability: Tensor, energy: Tensor, counted: Tensor) -> 
     >>> existence_of_slots(slots, energy, torch.tensor([[0.0, 9.0, 0.0]])).round(decimals=2)
     tensor([[1., 0., 1.]])
     """
-    said = COUNTER_WEIGHT * torch.log_softmax(counted, -1)
-    n_slots = probability.shape[1]
+    said, n_slots = torch.log_softmax(counted, -1), probability.shape[1]
+    if n_slots < said.shape[1]:  # as many sources as there are slots, or more
+        said = torch.cat([said[:, : n_slots - 1], said[:, n_slots - 1 :].logsumexp(1, keepdim=True)], 1)
+    said = COUNTER_WEIGHT * said
     at = (torch.arange(n_slots + 1, device=counted.device) - 1).clamp(0, said.shape[1] - 1)
     shown = count_distribution(probability)
     posterior = torch.softmax(torch.log(shown) + said[:, at], -1)

@@ -76,8 +76,8 @@ class MixingConfig:
     layer_level_db: float = 10.0
     """The second recording of a background is at most so much stronger or weaker than the first."""
     event_share: float = 0.0
-    """Share of the sources but backgrounds that are one clip somewhere, or repeats of a short one, as FUSS
-    places them; the others are clips of a family that follow each other."""
+    """Share of the sources but backgrounds that are one clip somewhere, or up to six of a short one, as the
+    evaluation mixtures place them; the others are clips of a family that follow each other."""
     equal_level_db: float = 8.0
     same_class: float = 0.15
     """Share of mixtures of equals drawn from one class."""
@@ -187,7 +187,7 @@ class MixtureDataset(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         config = self.config
         if config.shortest_seconds:
-            rng = np.random.default_rng([self.seed, index])
+            rng = np.random.default_rng([self.seed, index, 0, 1])  # a stream of no row: zeros pad seeds
             config = dataclasses.replace(
                 config, seconds=float(rng.uniform(config.shortest_seconds, config.seconds))
             )
@@ -304,7 +304,7 @@ def place_clips(bank: Bank, clips: list[Clip], length: int, rng: np.random.Gener
 
 
 def place_event(bank: Bank, clips: list[Clip], length: int, rng: np.random.Generator) -> Samples:
-    """Lay a clip of a family somewhere in ``length`` samples, under `SCATTER_SECONDS` two to six times."""
+    """Lay a clip of a family somewhere in ``length`` samples, under `SCATTER_SECONDS` up to six times."""
     clip = clips[rng.choice(len(clips), p=_shares([[clip] for clip in clips]))]
     speed = float(np.exp(rng.uniform(-0.3, 0.3))) if rng.random() < 0.5 else 1.0
     audio = fade(crop(change_speed(bank.read(clip), speed), length, rng))

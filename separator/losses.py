@@ -216,13 +216,14 @@ def count_loss(counts: Counts, sources: Tensor, active: Tensor, whole: Whole | N
     Args:
         counts: of the sum of ``sources``.
         sources: [B, K, time].
-        active: [B, K], which sources exist; at least one of each example.
+        active: [B, K], which sources exist; an example without one has no count to learn.
         whole: as in `separation_loss`.
     """
     n_examples = (whole or Whole.of(active)).n_examples
     classes, n_steps = counts.logits.shape[1], counts.active.shape[1]
     true = active.sum(1).clamp(max=classes) - 1
-    count = nn.functional.cross_entropy(counts.logits, true, reduction="sum") / n_examples
+    count = nn.functional.cross_entropy(counts.logits, true, ignore_index=-1, reduction="sum")
+    count = count / n_examples
     power = nn.functional.adaptive_avg_pool1d(sources.square(), n_steps)  # [B, K, n_steps]
     sounds = (power > ACTIVE_SHARE * power.amax(2, keepdim=True)) & active[..., None]
     now = sounds.sum(1).clamp(max=classes)

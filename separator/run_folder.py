@@ -2,7 +2,7 @@
 
 ``config.json`` (resolved recipe, commit, environment), ``log.jsonl``, ``state-N.safetensors`` (weights, their
 average, optimiser after step N), ``state.json``, which names the newest whole one, and ``best.safetensors``
-with ``best.json``: the averaged weights of the highest SNR in validation.
+with ``best.json``: the averaged weights of the best score in validation.
 """
 
 import json

@@ -111,6 +111,14 @@ def test_more_slots_than_are_counted_are_left_to_what_they_show() -> None:
     assert (existence[6:] < 0.1).all()
 
 
+def test_more_sources_than_slots_count_as_many_as_there_are_slots() -> None:
+    counted = torch.tensor([[-8.0, -9.0, 0.0, 5.0]])  # surely more than two
+    shown = torch.tensor([[0.9, 0.3]])
+    assert (existence_of_slots(shown, shown, counted) > 0.9).all()
+    alone = torch.tensor([[0.6]])
+    assert float(existence_of_slots(alone, alone, counted)) == pytest.approx(0.6, abs=1e-3)
+
+
 def test_existence_does_not_depend_on_the_order_of_the_slots() -> None:
     generator = torch.Generator().manual_seed(0)
     shown, counted = torch.rand(5, 6, generator=generator), torch.randn(5, 4, generator=generator)
@@ -138,6 +146,11 @@ def test_loss_of_a_right_count_is_least() -> None:
 def test_more_sources_than_are_told_apart_count_as_the_most() -> None:
     sources, active = torch.randn(1, 6, 1000), torch.ones(1, 6, dtype=torch.bool)
     assert float(count_loss(planted(says(4)), sources, active).counted) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_silence_has_no_count_to_learn() -> None:
+    silence, active = torch.zeros(1, 2, 400), torch.zeros(1, 2, dtype=torch.bool)
+    assert float(count_loss(planted(says(1)), silence, active).counted) == 0
 
 
 def test_loss_at_every_time_is_about_what_sounds_then() -> None:
