@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from separator.checkpoint import save_model
-from separator.counting import count_distribution, existence_of_slots
-from separator.layers import FLOOR_LEVEL, ExistenceHead, has_content, slot_energy
+from separator.counting import count_distribution, joined_existence
+from separator.layers import FLOOR_LEVEL, ExistenceHead, slot_energy
 from separator.losses import best_assignment, pairwise_si_sdr
 from separator.network import NetworkConfig, SeparationNetwork
 from separator.stft import STFT
@@ -169,11 +169,10 @@ def fit_head(data: SlotSet, config: CalibrationConfig) -> ExistenceHead:
 def probabilities(head: ExistenceHead, data: SlotSet) -> Tensor:
     """Existence probability [N, S], the counter heard; zero where decoding did not come to the slot."""
     with torch.no_grad():
-        shown = torch.sigmoid(head(data.facts)) * data.tried
+        logits = head(data.facts)
     if data.counted is None:
-        return shown
-    shown = shown * has_content(data.facts)
-    return existence_of_slots(shown, data.energy, data.counted) * data.tried
+        return torch.sigmoid(logits) * data.tried
+    return joined_existence(logits, data.facts, data.energy, data.counted) * data.tried
 
 
 def best_threshold(probability: Tensor, exists: Tensor, min_recall: float) -> tuple[float, float]:

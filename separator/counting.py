@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from separator.errors import SeparatorError
-from separator.layers import Bands, ConvBlock
+from separator.layers import Bands, ConvBlock, has_content
 from separator.settings import settings_from
 
 N_STEPS = 4  # halvings of bands and time
@@ -62,6 +62,8 @@ class CounterConfig:
                 f"counter setting n_bands = {config.n_bands}; pass a multiple of {2**N_STEPS} up to the "
                 f"{config.n_fft // 2 + 1} bins of n_fft = {config.n_fft}"
             )
+        if config.n_linear_bands > config.n_bands:
+            raise SeparatorError(f"counter setting n_linear_bands is above n_bands = {config.n_bands}")
         return config
 
 
@@ -148,6 +150,11 @@ def existence_of_slots(probability: Tensor, energy: Tensor, counted: Tensor) -> 
     at_least = posterior.flip(1).cumsum(1).flip(1)[:, 1:]  # [N, S], of 1, 2, ... or more
     rank = energy.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
     return at_least.gather(1, rank)
+
+
+def joined_existence(logits: Tensor, facts: Tensor, energy: Tensor, counted: Tensor) -> Tensor:
+    """`existence_of_slots` of an existence head's logits [N, S]; slots without content by their ``facts`` are none."""
+    return existence_of_slots(torch.sigmoid(logits) * has_content(facts), energy, counted)
 
 
 def _halved(narrow: int, wide: int, kernel: int = 3) -> tuple[nn.Module, ...]:

@@ -18,7 +18,7 @@ from scipy import signal
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from separator.datasets import SAMPLE_RATE, Samples, room_response
+from separator.augmentation import SAMPLE_RATE, Samples, room_response
 from separator.errors import SeparatorError
 from separator.fuss import FussExamples, read_fuss_examples
 

@@ -11,7 +11,8 @@ softmax of the slots' logits and of `RESIDUAL_LOGIT`, so the masks of slots and 
 While slots are still being found, the *claim* of a slot (the sigmoid of its logits, pooled to the tokens)
 depletes the evidence of the next.
 
-A slot exists by facts about it and, where the network has a `SourceCounter`, by how many sources that hears.
+A slot exists by facts about it and, in a network that has a `SourceCounter` and is not in training, by how
+many sources that hears.
 
 Reference: Houba, "When Attention Collapses", NeurIPS 2026 (slots, evidence); Ronneberger et al., "U-Net",
 2015.
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from separator.attention import SlotAttention, SlotAttentionOutput, build_mechanism, mechanism_options
-from separator.counting import CounterConfig, SourceCounter, existence_of_slots
+from separator.counting import CounterConfig, SourceCounter, joined_existence
 from separator.errors import SeparatorError
 from separator.layers import (
     N_FACTS,
@@ -35,7 +36,6 @@ from separator.layers import (
     ExistenceHead,
     SlotDecoder,
     band_matrix,
-    has_content,
     search_facts,
     slot_energy,
     slot_facts,
@@ -220,10 +220,8 @@ class SeparationNetwork(nn.Module):
         existence = self.existence(torch.cat([facts, search], -1))
         if self.counter is not None and not self.training:
             counted = self.counter(spectrogram).logits
-            shown = torch.sigmoid(existence) * has_content(facts)
-            existence = torch.logit(
-                existence_of_slots(shown, slot_energy(masks[:, :-1], spectrogram), counted), 1e-6
-            )
+            energy = slot_energy(masks[:, :-1], spectrogram)
+            existence = torch.logit(joined_existence(existence, facts, energy, counted), 1e-6)
         found = Decomposition(masks[:, :-1], masks[:, -1], existence, out.attn, out.evidence, grid)
         if sources is not None:
             true = _cell_shares(self.bands.power(sources), grid)  # [B, K, K, M, cell]

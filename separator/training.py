@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from separator.augmentation import SAMPLE_RATE
 from separator.checkpoint import check_model, load_model
 from separator.counting import SourceCounter
-from separator.datasets import SAMPLE_RATE
 from separator.distributed import SharedDraws, World, rows_of, share_batch_norms
 from separator.losses import Whole
 from separator.objectives import Objective, objective_of

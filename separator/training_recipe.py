@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from separator.augmentation import SAMPLE_RATE
 from separator.counting import CounterConfig
-from separator.datasets import SAMPLE_RATE, MixingConfig
+from separator.datasets import MixingConfig
 from separator.errors import SeparatorError
 from separator.fuss_mixing import RemixConfig
 from separator.losses import LossConfig
@@ -120,6 +121,8 @@ class TrainingConfig:
             raise SeparatorError(
                 "network setting counter: a counter is trained by a recipe of its own, kind = 'counter'"
             )
+        if isinstance(network, CounterConfig) and any({"loss", "n_refine"} & set(stage) for stage in stages):
+            raise SeparatorError("stage settings loss and n_refine do nothing for a counter; leave them out")
         most = max(stage.mixing.max_sources for stage in read)
         if not isinstance(network, CounterConfig) and most > (n_slots := network.n_slots):
             raise SeparatorError(f"mixtures of up to {most} sources, but {n_slots=}; give the network more")
@@ -141,6 +144,10 @@ def mixing_config(values: Mapping[str, Any], data: str = "soundscapes") -> Mixin
     config = settings_from(MIXING[data], values, "mixing")
     if isinstance(config, MixingConfig) and abs(sum(config.counts) - 1) > 1e-6:
         raise SeparatorError(f"mixing setting counts = {list(config.counts)} do not sum to one")
+    if isinstance(config, MixingConfig) and config.shortest_seconds > config.seconds:
+        raise SeparatorError(
+            f"mixing setting shortest_seconds = {config.shortest_seconds}; pass at most {config.seconds=}"
+        )
     return config
 
 

@@ -57,6 +57,7 @@ def test_the_count_does_not_depend_on_the_level() -> None:
         ({"width": [1]}, r"unknown counter setting \['width'\]"),
         ({"widths": [4, 4]}, r"counter setting widths = \[4, 4\]; pass 4 of them"),
         ({"n_bands": 120}, "n_bands = 120; pass a multiple of 16 up to the 257 bins of n_fft = 512"),
+        ({"n_bands": 16}, "n_linear_bands is above n_bands = 16"),
         ({"max_sources": 0}, "max_sources = 0; pass 1 or more"),
     ],
 )

@@ -8,17 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from separator.augmentation import SAMPLE_RATE, change_speed, loop, set_level
 from separator.datasets import (
-    SAMPLE_RATE,
     SCATTER_SECONDS,
     Bank,
     MixingConfig,
     MixtureDataset,
-    change_speed,
     draw_mixture,
-    loop,
     place_event,
-    set_level,
 )
 from separator.errors import SeparatorError
 
@@ -76,6 +73,10 @@ def test_batches_are_as_long_as_drawn_for_each(bank: Bank) -> None:
     lengths = [dataset[k]["mixture"].shape[1] for k in range(6)]
     assert len(set(lengths)) == 6
     assert 0.4 * SAMPLE_RATE <= min(lengths) < max(lengths) <= SAMPLE_RATE
+    firsts = [np.random.default_rng([4, 3, row]).uniform(0.4, 1.0) for row in range(2)]
+    assert all(
+        abs(lengths[3] / SAMPLE_RATE - first) > 1e-3 for first in firsts
+    )  # length tells no row's draws
     part = MixtureDataset(bank, config, batch_size=2, n_batches=9, seed=4, rows=slice(1, 2))
     assert torch.equal(part[3]["mixture"], dataset[3]["mixture"][1:])
 

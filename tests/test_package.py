@@ -15,7 +15,7 @@ ORDER = [
     *("audio", "formats", "writing", "results", "stems", "stft", "masks", "layers", "counting", "network"),
     *("checkpoint", "rendering", "segments", "separate", "plot", "cluster", "jobs"),
     *("metrics", "bsseval", "baselines"),
-    *("losses", "peers", "objectives", "fuss", "fuss_protocol", "datasets", "fuss_mixing"),
+    *("losses", "peers", "objectives", "fuss", "fuss_protocol", "augmentation", "datasets", "fuss_mixing"),
     *(
         "training_recipe",
         "run_folder",

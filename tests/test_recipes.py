@@ -17,8 +17,10 @@ from test_datasets import write_bank
 from test_distributed import write_fuss
 
 from separator import Separator
-from separator.counting import CounterConfig
+from separator.counting import CounterConfig, SourceCounter
+from separator.errors import SeparatorError
 from separator.fuss import Example
+from separator.network import NetworkConfig, SeparationNetwork
 from separator.report import stale_tables
 from separator.training_recipe import TrainingConfig
 
@@ -130,6 +132,13 @@ def test_a_counter_learns_and_has_its_say_in_the_released_model(tmp_path: Path) 
     trained = load_file(tmp_path / "runs/counter/state-60.safetensors")
     for name, value in network.counter.state_dict().items():
         assert torch.equal(value, trained[f"average.{name}"])
+
+
+def test_a_counter_of_other_spectrograms_is_not_released() -> None:
+    script = load_script("soundscapes", "release")
+    network = SeparationNetwork(NetworkConfig(widths=(4, 6, 8, 16), n_context=1, embedding=8))
+    with pytest.raises(SeparatorError, match=r"the counter's sample_rate, n_fft, hop_length are"):
+        script.with_counter(network, SourceCounter(CounterConfig(hop_length=128)))
 
 
 def write_example(split: Path) -> None:

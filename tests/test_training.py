@@ -191,6 +191,7 @@ def test_a_recipe_that_cannot_be_is_refused(wrong: dict[str, Any], said: str) ->
         ({"mixing": 3}, "mixing is 3, not a table"),
         ({"mixing": {"seconds": -1.0}}, "seconds = -1.0; pass 0.1 or more"),
         ({"mixing": {"counts": [0.5, 0.2]}}, r"counts = \[0.5, 0.2\] do not sum to one"),
+        ({"mixing": {"seconds": 2.0, "shortest_seconds": 3.0}}, "shortest_seconds = 3.0; pass at most"),
         ({"loss": {"zero_weight": -1.0}}, "zero_weight = -1.0; pass 0 or more"),
     ],
 )
@@ -313,6 +314,13 @@ def test_a_counter_is_trained_by_the_same_trainer(tmp_path: Path) -> None:
     assert set(lines[-1]["validation"]) == {"count", "likelihood"}
     best = json.loads((tmp_path / "run/best.json").read_text())
     assert best["score"] == lines[-1]["validation"]["likelihood"]
+
+
+@pytest.mark.parametrize("idle", [{"loss": {"zero_weight": 0.2}}, {"n_refine": 1}])
+def test_settings_that_do_nothing_for_a_counter_are_refused(idle: dict[str, Any]) -> None:
+    stages = [{"until": 4, "batch_size": 2, **idle}]
+    with pytest.raises(SeparatorError, match="loss and n_refine do nothing for a counter"):
+        TrainingConfig.from_dict({**COUNTER, "stages": stages})
 
 
 def test_a_run_starts_from_the_part_of_a_model_that_it_trains(tmp_path: Path) -> None:

@@ -23,18 +23,9 @@ import soundfile
 import torch
 from scipy import signal
 
+from separator.augmentation import SAMPLE_RATE, Samples, crop, loop, room_response, set_level
 from separator.console import Counter
-from separator.datasets import (
-    AMBIENCE,
-    SAMPLE_RATE,
-    Bank,
-    Samples,
-    crop,
-    loop,
-    place_clips,
-    room_response,
-    set_level,
-)
+from separator.datasets import AMBIENCE, Bank, place_clips
 from separator.errors import SeparatorError
 from separator.script import exit_status, natural, positive
 

@@ -21,10 +21,10 @@ from separator.counting import SourceCounter
 from separator.datasets import Bank, fixed_mixtures
 from separator.errors import SeparatorError
 from separator.fuss import read_fuss_examples
-from separator.network import SeparationNetwork
+from separator.network import NetworkConfig, SeparationNetwork
 from separator.run_folder import TrainingState, load_state, take_weights
 from separator.script import exit_status, positive
-from separator.settings import settings_from
+from separator.settings import plain, settings_from
 from separator.training import mean_weights, new_state
 from separator.training_recipe import TrainingConfig, mixing_config, read_recipe
 
@@ -59,6 +59,8 @@ def main() -> None:
     runs = arguments.recipe.parent / "runs"
     states = read_states(recipe, arguments.run_folder or [runs / name])
     network = states[-1].average
+    if not isinstance(network, SeparationNetwork):
+        raise SeparatorError(f"{arguments.recipe} trains no network that separates; name one that does")
     network.load_state_dict(mean_weights([state.average.state_dict() for state in states]))
     if counter_recipe is not None:
         counter_name, tables = read_recipe(arguments.recipe.parent / counter_recipe)
@@ -85,7 +87,8 @@ def read_states(recipe: Mapping[str, Any], folders: Sequence[Path]) -> list[Trai
 
 def with_counter(network: SeparationNetwork, counter: SourceCounter) -> SeparationNetwork:
     """A network of the same weights that has a counter, too."""
-    both = SeparationNetwork(dataclasses.replace(network.config, counter=counter.config))
+    settings = {**network.config.to_dict(), "counter": plain(dataclasses.asdict(counter.config))}
+    both = SeparationNetwork(NetworkConfig.from_dict(settings))
     weights = {f"counter.{name}": value for name, value in counter.state_dict().items()}
     take_weights(both, {**network.state_dict(), **weights}, "the counter's run")
     return both.eval()
