@@ -153,7 +153,7 @@ def existence_of_slots(probability: Tensor, energy: Tensor, counted: Tensor) -> 
 
 
 def joined_existence(logits: Tensor, facts: Tensor, energy: Tensor, counted: Tensor) -> Tensor:
-    """`existence_of_slots` of an existence head's logits [N, S]; slots without content by their ``facts`` are none."""
+    """`existence_of_slots` of a head's logits [N, S]; slots without content by their ``facts`` are none."""
     return existence_of_slots(torch.sigmoid(logits) * has_content(facts), energy, counted)
 
 
