@@ -21,6 +21,7 @@ from evidence_depletion.training import fit
 from torch.utils.data import DataLoader, TensorDataset
 
 from separator.benchmarks import TASKS, draw_mixtures, train_models
+from separator.benchmarks.blas import blas_kernels
 from separator.benchmarks.trainer import Setting
 from separator.report import format_table, measure_recipe
 from separator.script import exit_status
@@ -57,7 +58,8 @@ def measure(recipe: dict[str, Any]) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - started, 1),
         "recipe": recipe,
         "load_average": [round(min(load), 1), round(max(load), 1)],
-        "environment": environment() | {"evidence_depletion": evidence_depletion.__version__},
+        "environment": environment()
+        | {"evidence_depletion": evidence_depletion.__version__, "openblas": blas_kernels()},
         "rows": rows,
     }
 
@@ -97,10 +99,11 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
         rows.append([row["method"], *times])
     where, recipe = results["environment"], results["recipe"]
     setting = (
-        f"{where['processor']}, one thread, torch {where['torch']}, evidence-depletion "
-        f"{where['evidence_depletion']}, {results['date']}; medians of {recipe['repeats']} epochs of "
-        f"{recipe['steps']} steps on {recipe['task']}, {results['seconds']:.0f} s in all; the machine's load "
-        f"average was {results['load_average'][0]} to {results['load_average'][1]}."
+        f"{where['processor']}, one thread, torch {where['torch']}, OpenBLAS for {where['openblas']}, "
+        f"evidence-depletion {where['evidence_depletion']}, {results['date']}; medians of "
+        f"{recipe['repeats']} epochs of {recipe['steps']} steps on {recipe['task']}, "
+        f"{results['seconds']:.0f} s in all; the machine's load average was {results['load_average'][0]} to "
+        f"{results['load_average'][1]}."
     )
     return {"speed": format_table(columns, rows), "setting": setting}
 

@@ -112,6 +112,10 @@ class SlotAttention(Mechanism):
         """Draw normal noise of the shape of x [B, ...], for a mechanism that needs more than its starts."""
         return torch.randn_like(x)
 
+    def read(self, h: Tensor, n_readers: int, n_passes: int) -> Tokens:
+        """Return tokens h [B, L, D] for N = `n_readers` slots at a time to read."""
+        return Tokens(h, n_readers, n_passes)
+
     def query_map(self, temperature: float) -> AffineMap:
         """Return x -> W_k^T (W_q x + b_q) / temperature: its products with h lack only <q, b_k>."""
         key = self.proj_k.weight.t() / temperature
@@ -176,7 +180,7 @@ class SequentialLoop(SlotAttention):
         `deplete(state, attn, slot)` is the state a finished slot leaves; `spent(state)` ends the loop early.
         """
         forced = None if forced_attn_first is None else checked_attn(forced_attn_first, h)
-        tokens = Tokens(h, n_readers=1, n_passes=2 * n_slots * self.n_iter)
+        tokens = self.read(h, n_readers=1, n_passes=2 * n_slots * self.n_iter)
         maps = self.maps()
         slots: list[Tensor] = []
         attns: list[Tensor] = []
@@ -197,8 +201,15 @@ class SequentialLoop(SlotAttention):
 
         Their order does not matter then, and each pass over the tokens serves all of them.
         """
-        tokens = Tokens(h, n_readers=starts.shape[1], n_passes=2 * self.n_iter)
+        tokens = self.read(h, n_readers=starts.shape[1], n_passes=2 * self.n_iter)
         return self._iterate(tokens, starts, UNTOUCHED, self.maps(), None)
+
+    def look(self, tokens: Tokens, slots: Tensor, state: TokenState, maps: Maps) -> tuple[Tensor, Tensor]:
+        """Return the attention [B, N, L] of slots [B, N, D], and what it pools."""
+        x = self.norm_s(slots)
+        logits = state.logits(tokens.score(maps.query(x)))
+        attn = self.normalise(logits if maps.offset is None else logits + maps.offset(x), state)
+        return attn, self.pool(tokens, attn, state)
 
     def maps(self) -> Maps:
         """Return the maps of a mechanism whose weights sum to one over the tokens."""
@@ -217,15 +228,12 @@ class SequentialLoop(SlotAttention):
     ) -> tuple[Tensor, Tensor]:
         """Return N slots [B, N, D] after all iterations and their attention [B, N, L]."""
         for _ in range(self.n_iter):
-            attn = self._attend(tokens, slots, state, maps) if forced is None else forced
-            pooled = self.pool(tokens, attn, state)
+            if forced is None:
+                attn, pooled = self.look(tokens, slots, state, maps)
+            else:
+                attn, pooled = forced, self.pool(tokens, forced, state)
             slots = self.refine(pooled.flatten(0, 1), slots.flatten(0, 1), maps.gates).view_as(slots)
         return slots, attn
-
-    def _attend(self, tokens: Tokens, slots: Tensor, state: TokenState, maps: Maps) -> Tensor:
-        x = self.norm_s(slots)  # [B, N, D]
-        logits = state.logits(tokens.score(maps.query(x)))
-        return self.normalise(logits if maps.offset is None else logits + maps.offset(x), state)
 
     def _query_map(self) -> AffineMap:
         weight, bias = self.query_map(self.tau * math.sqrt(self.d_model))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from separator.attention.base import (
     WEIGHT_FLOOR,
-    AffineMap,
+    Maps,
     SlotAttention,
     SlotAttentionOutput,
     checked_attn,
@@ -37,25 +37,41 @@ class VanillaSlotAttention(SlotAttention):
         with self.full_precision(tokens):
             h, slots = self.start(tokens, n_slots)
             forced = None if forced_attn_first is None else checked_attn(forced_attn_first, h)
-            readers = Tokens(h, n_readers=slots.shape[1], n_passes=2 * self.n_iter)
-            # Slots compete, so <q, b_k> counts; and a slot that lost all tokens has weights of sum < 1.
-            temperature = math.sqrt(self.d_model)
-            query_map, offset_map = self.query_map(temperature), self.offset_map(temperature)
-            gates = self.weighed_gates_map()
+            readers = self.read(h, n_readers=slots.shape[1], n_passes=2 * self.n_iter)
+            maps = self.maps()
             for _ in range(self.n_iter):
-                x = self.norm_s(slots)  # [B, S, D]
-                logits = readers.score(query_map(x)) + offset_map(x)
-                attn = self.normalise(logits)  # [B, S, L]
-                if forced is not None:
-                    attn = torch.cat([forced, attn[:, 1:]], dim=1)
-                slots = self._update(readers, attn, slots, gates)
+                if forced is None:
+                    attn, pooled = self.look(readers, slots, maps)
+                else:
+                    attn = torch.cat([forced, self.attend(readers, slots, maps)[:, 1:]], dim=1)
+                    pooled = self.pool(readers, attn)
+                slots = self.refine(pooled.flatten(0, 1), slots.flatten(0, 1), maps.gates).view_as(slots)
         return SlotAttentionOutput(slots, attn, None)
+
+    def maps(self) -> Maps:
+        """Return the maps with <q, b_k>, which counts as slots compete, and with the sum of the weights.
+
+        A slot that lost all tokens has weights of sum < 1.
+        """
+        temperature = math.sqrt(self.d_model)
+        return Maps(self.query_map(temperature), self.offset_map(temperature), self.weighed_gates_map())
+
+    def look(self, tokens: Tokens, slots: Tensor, maps: Maps) -> tuple[Tensor, Tensor]:
+        """Return the attention [B, S, L] of slots [B, S, D], and what it pools."""
+        attn = self.attend(tokens, slots, maps)
+        return attn, self.pool(tokens, attn)
+
+    def attend(self, tokens: Tokens, slots: Tensor, maps: Maps) -> Tensor:
+        """Return the attention [B, S, L] of slots [B, S, D]."""
+        x = self.norm_s(slots)
+        logits = tokens.score(maps.query(x))
+        return self.normalise(logits if maps.offset is None else logits + maps.offset(x))
 
     def normalise(self, logits: Tensor) -> Tensor:
         """Return the attention of logits [..., S, L]: a softmax over slots."""
         return torch.softmax(logits, dim=-2)
 
-    def _update(self, readers: Tokens, attn: Tensor, slots: Tensor, gates: AffineMap) -> Tensor:
+    def pool(self, tokens: Tokens, attn: Tensor) -> Tensor:
+        """Return the mean of the tokens by attention, and the sum of its weights: [B, S, D + 1]."""
         total = attn.sum(2, keepdim=True)
-        pooled = torch.cat([readers.pool(attn), total], 2) / total.clamp(min=WEIGHT_FLOOR)  # [B, S, D + 1]
-        return self.refine(pooled.flatten(0, 1), slots.flatten(0, 1), gates).view_as(slots)
+        return torch.cat([tokens.pool(attn), total], 2) / total.clamp(min=WEIGHT_FLOOR)

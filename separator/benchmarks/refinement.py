@@ -1,25 +1,36 @@
-"""The GRU and the MLP of a slot for R seeds at once, with a backward pass of their own.
+"""What the rows of R seeds go through, with gradients: affine maps, LayerNorm, a look, a refinement.
 
     r, z = sigmoid(the first two thirds of W_i x + b_i + W_h s + b_h)
     n = tanh(the last third of W_i x + b_i + r (W_h s + b_h));  s' = n + z (s - n)
     out = s' + W_2 gelu(W_1 norm(s') + b_1) + b_2
 
-The GRU of torch has no fused backward pass on a CPU, where autograd would take some thirty kernels for it.
+The loops are those of `kernels`. Weights are [R, out, in], biases [R, 1, out].
 """
 
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
-NORM_EPS = 1e-5
-aten = torch.ops.aten
+from separator.benchmarks import kernels
+
+Array = NDArray[np.float32]
+
+
+class Shared:
+    """Tensors that many calls of a step read; all add to one gradient, handed on after the last."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.arrays = [_bias(x) if x.ndim == 3 and x.shape[1] == 1 else _array(x) for x in tensors]
+        self.sums = [np.zeros_like(x) for x in self.arrays]
+        self.handle = cast(Tensor, _Collected.apply(self.sums, *tensors))
 
 
 class Refinement(NamedTuple):
-    """Parameters of the GRU and the MLP: weights [R, out, in] and biases [R, 1, out]."""
+    """Parameters of the GRU and the MLP."""
 
     input_weight: Tensor  # [R, 3 D, in]
     input_bias: Tensor
@@ -31,76 +42,248 @@ class Refinement(NamedTuple):
     second_bias: Tensor
 
 
-def refine(update: Tensor, slot: Tensor, refinement: Refinement) -> Tensor:
-    """Return the slots [R, n, D] after the GRU, which reads updates [R, n, in], and the MLP."""
-    return cast(Tensor, _Refine.apply(update, slot, *refinement))
+def refine(update: Tensor, slot: Tensor, refinement: Shared) -> Tensor:
+    """Return the slots [R, n, D] after the GRU, which reads updates [R, n, in], and the MLP.
+
+    `refinement` shares the tensors of a `Refinement`.
+    """
+    return cast(Tensor, _Refine.apply(update, slot, refinement.handle, refinement))
+
+
+def look(
+    slots: Tensor, scale: Tensor, bias: Tensor, tokens: Shared, query_map: Shared
+) -> tuple[Tensor, Tensor]:
+    """Return the attention [R, n, L] of slots [R, n, D] to tokens, and what it pools [R, n, D].
+
+    Attention is a softmax of scale <query, token> + bias, with scale and bias [R, B, L], and pools tokens
+    times scale. `tokens` shares [R, B, L, D]; the slots of a sample follow one another. `query_map` shares
+    weight and bias of the map of normalised slots.
+    """
+    looked = _Look.apply(slots, scale, bias, tokens.handle, query_map.handle, tokens, query_map)
+    return cast(tuple[Tensor, Tensor], looked)
+
+
+def compete(slots: Tensor, tokens: Shared, query_map: Shared) -> tuple[Tensor, Tensor]:
+    """Return the attention [R, n, L] of slots [R, n, D] that compete for tokens, and what it pools.
+
+    Attention is a softmax over the slots of a sample of <query, token> + offset. It pools the mean of the
+    tokens, and the sum of the weights of that mean: [R, n, D + 1]. `query_map` shares weight and bias of the
+    map of normalised slots to D + 1 values, the last of which is the offset; `tokens` are as for `look`.
+    """
+    looked = _Compete.apply(slots, tokens.handle, query_map.handle, tokens, query_map)
+    return cast(tuple[Tensor, Tensor], looked)
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return weight x + bias for x [R, n, in]."""
+    return cast(Tensor, _Affine.apply(x, weight, bias))
+
+
+def gelu_affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return gelu(weight x + bias) for x [R, n, in]."""
+    return cast(Tensor, _GeluAffine.apply(x, weight, bias))
+
+
+def normalise(x: Tensor) -> Tensor:
+    """Return x [..., D] with mean zero and variance one along D."""
+    return cast(Tensor, _Norm.apply(x))
+
+
+def scaled_norm(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+    """Return x [R, n, D], normalised along D, times gain [R, 1, D] plus shift [R, 1, D]."""
+    return cast(Tensor, _ScaledNorm.apply(x, gain, shift))
+
+
+class _Collected(torch.autograd.Function):
+    """A number whose users have added to `sums` what `tensors` are to get."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: list[Array], *tensors: Tensor) -> Tensor:
+        ctx.sums, ctx.shapes = sums, [x.shape for x in tensors]
+        return torch.zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(torch.from_numpy(x).view(s) for x, s in zip(ctx.sums, ctx.shapes, strict=True))
 
 
 class _Refine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, update: Tensor, slot: Tensor, *parameters: Tensor) -> Tensor:
-        p = Refinement(*parameters)
-        d_model = slot.shape[2]
-        from_input = torch.baddbmm(p.input_bias, update, p.input_weight.mT)
-        from_hidden = torch.baddbmm(p.hidden_bias, slot, p.hidden_weight.mT)
-        gates = (from_input[..., : 2 * d_model] + from_hidden[..., : 2 * d_model]).sigmoid_()
-        reset, keep = gates.split(d_model, 2)
-        gated = from_hidden[..., 2 * d_model :]
-        new = _tanh_(torch.addcmul(from_input[..., 2 * d_model :], reset, gated))
-        state = torch.lerp(new, slot, keep)
-        normed, mean, scale = torch.native_layer_norm(state, [d_model], None, None, NORM_EPS)
-        inner = torch.baddbmm(p.first_bias, normed, p.first_weight.mT)
-        active = F.gelu(inner)
-        ctx.save_for_backward(
-            update, slot, gates, gated, new, state, normed, mean, scale, inner, active, *parameters
-        )
-        return torch.baddbmm(state, active, p.second_weight.mT).add_(p.second_bias)
+    def forward(ctx: Any, update: Tensor, slot: Tensor, handle: Tensor, refinement: Shared) -> Tensor:
+        inputs = _array(update), _array(slot)
+        n_seeds, n_rows, d = slot.shape
+        gates, scale = _empty(n_seeds, n_rows, 2 * d), _empty(n_seeds, n_rows)
+        gated, new, normed, active, slope, out = (_empty(n_seeds, n_rows, d) for _ in range(6))
+        kept = gates, gated, new, normed, scale, active, slope
+        kernels.refine(*inputs, *refinement.arrays, *kept, out)
+        ctx.inputs, ctx.kept, ctx.refinement = inputs, kept, refinement
+        return torch.from_numpy(out)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, ...]:
-        update, slot, gates, gated, new, state, normed, mean, scale, inner, active, *parameters = (
-            ctx.saved_tensors
-        )
-        p = Refinement(*parameters)
-        d_model = slot.shape[2]
-        reset, keep = gates.split(d_model, 2)
-        d_inner = aten.gelu_backward(torch.bmm(d_out, p.second_weight), inner)
-        d_state, _, _ = aten.native_layer_norm_backward(
-            torch.bmm(d_inner, p.first_weight),
-            state,
-            [d_model],
-            mean,
-            scale,
-            None,
-            None,
-            [True, False, False],
-        )
-        d_state += d_out
-        d_slot = d_state * keep
-        d_input = slot.new_empty(*slot.shape[:2], 3 * d_model)
-        d_reset, d_keep, d_new = d_input.split(d_model, 2)
-        aten.tanh_backward.grad_input(d_state - d_slot, new, grad_input=d_new)
-        torch.mul(d_new, gated, out=d_reset)
-        torch.mul(d_state, slot - new, out=d_keep)
-        d_gates = d_input[..., : 2 * d_model]
-        aten.sigmoid_backward.grad_input(d_gates, gates, grad_input=d_gates)
-        d_hidden = d_input.clone()
-        d_hidden[..., 2 * d_model :].mul_(reset)
-        return (
-            torch.bmm(d_input, p.input_weight),
-            d_slot.baddbmm_(d_hidden, p.hidden_weight),
-            torch.bmm(d_input.mT, update),
-            d_input.sum(1, keepdim=True),
-            torch.bmm(d_hidden.mT, slot),
-            d_hidden.sum(1, keepdim=True),
-            torch.bmm(d_inner.mT, normed),
-            d_inner.sum(1, keepdim=True),
-            torch.bmm(d_out.mT, active),
-            d_out.sum(1, keepdim=True),
-        )
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        update, slot = ctx.inputs
+        d_update, d_slot = np.empty_like(update), np.empty_like(slot)
+        weights, sums = ctx.refinement.arrays[::2], ctx.refinement.sums
+        kernels.refine_backward(_array(d_out), update, slot, *weights, *ctx.kept, d_update, d_slot, *sums)
+        return torch.from_numpy(d_update), torch.from_numpy(d_slot), torch.zeros(()), None
 
 
-def _tanh_(x: Tensor) -> Tensor:
-    """Return tanh(x) in place as 2 sigmoid(2 x) - 1: torch's own tanh takes four times as long on a CPU."""
-    return x.mul_(2).sigmoid_().mul_(2).sub_(1)
+class _Look(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        slots: Tensor,
+        scale: Tensor,
+        bias: Tensor,
+        tokens_handle: Tensor,
+        map_handle: Tensor,
+        tokens: Shared,
+        query_map: Shared,
+    ) -> tuple[Tensor, Tensor]:
+        n_seeds, n_rows, d = slots.shape
+        scales, n_tokens = _array(scale), scale.shape[2]
+        normed, query, pooled = (_empty(n_seeds, n_rows, d) for _ in range(3))
+        score, attn = (_empty(n_seeds, n_rows, n_tokens) for _ in range(2))
+        kept = normed, _empty(n_seeds, n_rows), query, score, attn
+        kernels.look(_array(slots), *tokens.arrays, scales, _array(bias), *query_map.arrays, *kept, pooled)
+        ctx.scales, ctx.kept, ctx.tokens, ctx.query_map = scales, kept, tokens, query_map
+        return torch.from_numpy(attn), torch.from_numpy(pooled)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_attn: Tensor, d_pooled: Tensor) -> tuple[Tensor | None, ...]:
+        tokens, query_map = ctx.tokens, ctx.query_map
+        given = _array(d_attn), _array(d_pooled)
+        d_slots, d_scale, d_bias = (
+            np.empty_like(given[1]),
+            np.zeros_like(ctx.scales),
+            np.zeros_like(ctx.scales),
+        )
+        read = *tokens.arrays, ctx.scales, query_map.arrays[0]
+        kernels.look_backward(
+            *given, *read, *ctx.kept, d_slots, *tokens.sums, d_scale, d_bias, *query_map.sums
+        )
+        of_inputs = (torch.from_numpy(x) for x in (d_slots, d_scale, d_bias))
+        return *of_inputs, torch.zeros(()), torch.zeros(()), None, None
+
+
+class _Compete(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, slots: Tensor, tokens_handle: Tensor, map_handle: Tensor, tokens: Shared, query_map: Shared
+    ) -> tuple[Tensor, Tensor]:
+        n_seeds, n_rows, d = slots.shape
+        normed, attn = _empty(n_seeds, n_rows, d), _empty(n_seeds, n_rows, tokens.arrays[0].shape[2])
+        query, pooled = (_empty(n_seeds, n_rows, d + 1) for _ in range(2))
+        kept = normed, _empty(n_seeds, n_rows), query, attn, pooled
+        kernels.compete(_array(slots), *tokens.arrays, *query_map.arrays, *kept)
+        ctx.kept, ctx.tokens, ctx.query_map = kept, tokens, query_map
+        return torch.from_numpy(attn), torch.from_numpy(pooled)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_attn: Tensor, d_pooled: Tensor) -> tuple[Tensor | None, ...]:
+        tokens, query_map = ctx.tokens, ctx.query_map
+        d_slots = np.empty_like(ctx.kept[0])
+        read = *tokens.arrays, query_map.arrays[0]
+        sums = *tokens.sums, *query_map.sums
+        kernels.compete_backward(_array(d_attn), _array(d_pooled), *read, *ctx.kept, d_slots, *sums)
+        return torch.from_numpy(d_slots), torch.zeros(()), torch.zeros(()), None, None
+
+
+class _Affine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        arrays = _array(x), _array(weight)
+        y = _empty(*x.shape[:2], weight.shape[1])
+        kernels.affine(*arrays, _bias(bias), y)
+        ctx.arrays = arrays
+        return torch.from_numpy(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = _gradients(ctx, *ctx.arrays)
+        kernels.affine_backward(_array(d_y), *ctx.arrays, *gradients)
+        return _handed_on(ctx, *gradients)
+
+
+class _GeluAffine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        arrays = _array(x), _array(weight)
+        active, slope = (_empty(*x.shape[:2], weight.shape[1]) for _ in range(2))
+        kernels.gelu_affine(*arrays, _bias(bias), active, slope)
+        ctx.arrays, ctx.slope = arrays, slope
+        return torch.from_numpy(active)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_active: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = _gradients(ctx, *ctx.arrays)
+        kernels.gelu_affine_backward(_array(d_active), ctx.slope, *ctx.arrays, *gradients)
+        return _handed_on(ctx, *gradients)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        rows = _array(x).reshape(-1, x.shape[-1])
+        normed, scale = np.empty_like(rows), _empty(len(rows))
+        kernels.norm(rows, normed, scale)
+        ctx.kept = normed, scale
+        return torch.from_numpy(normed).view(x.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_normed: Tensor) -> Tensor:
+        normed, scale = ctx.kept
+        d_x = np.empty_like(normed)
+        kernels.norm_backward(_array(d_normed).reshape(normed.shape), normed, scale, d_x)
+        return torch.from_numpy(d_x).view(d_normed.shape)
+
+
+class _ScaledNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+        values, gains = _array(x), _bias(gain)
+        normed, scale, y = np.empty_like(values), _empty(*x.shape[:2]), np.empty_like(values)
+        kernels.scaled_norm(values, gains, _bias(shift), normed, scale, y)
+        ctx.kept = gains, normed, scale
+        return torch.from_numpy(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, ...]:
+        gain, normed, scale = ctx.kept
+        d_x, d_gain, d_shift = np.empty_like(normed), np.zeros_like(gain), np.zeros_like(gain)
+        kernels.scaled_norm_backward(_array(d_y), gain, normed, scale, d_x, d_gain, d_shift)
+        sums = (torch.from_numpy(x).unsqueeze(1) for x in (d_gain, d_shift))
+        return torch.from_numpy(d_x), *sums
+
+
+def _gradients(ctx: Any, x: Array, weight: Array) -> tuple[Array, Array, Array]:
+    """Where the gradients of an affine map go; that of x is empty where nobody asks for it."""
+    d_x = np.empty_like(x) if ctx.needs_input_grad[0] else _empty(0, 0, 0)
+    return d_x, np.zeros_like(weight), np.zeros(weight.shape[:2], np.float32)
+
+
+def _handed_on(ctx: Any, d_x: Array, d_weight: Array, d_bias: Array) -> tuple[Tensor | None, ...]:
+    of_x = torch.from_numpy(d_x) if ctx.needs_input_grad[0] else None
+    return of_x, torch.from_numpy(d_weight), torch.from_numpy(d_bias).unsqueeze(1)
+
+
+def _array(x: Tensor) -> Array:
+    """The values of x in one piece."""
+    return cast(Array, x.detach().contiguous().numpy())
+
+
+def _bias(x: Tensor) -> Array:
+    """The values [R, n] of a bias [R, 1, n]."""
+    return _array(x).squeeze(1)
+
+
+def _empty(*shape: int) -> Array:
+    return np.empty(shape, np.float32)

@@ -13,13 +13,24 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 
 from separator.attention import SlotAttention
+from separator.attention.base import Maps, SequentialLoop
 from separator.attention.order import SlotOrder
+from separator.attention.parallel import VanillaSlotAttention
 from separator.attention.reading import TokenState
 from separator.benchmarks.model import BenchmarkModel, Prediction
-from separator.benchmarks.refinement import Refinement, refine
+from separator.benchmarks.refinement import (
+    Refinement,
+    Shared,
+    affine,
+    compete,
+    gelu_affine,
+    look,
+    normalise,
+    refine,
+    scaled_norm,
+)
 
 
 class StackedMap(NamedTuple):
@@ -31,8 +42,12 @@ class StackedMap(NamedTuple):
     def __call__(self, x: Tensor) -> Tensor:
         """Map rows [R * n, ..., in] to [R * n, ..., out]."""
         n_seeds, n_out, n_in = self.weight.shape
-        y = torch.baddbmm(self.bias, x.reshape(n_seeds, -1, n_in), self.weight.mT)
-        return y.view(*x.shape[:-1], n_out)
+        return affine(x.reshape(n_seeds, -1, n_in), *self).view(*x.shape[:-1], n_out)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """Return the GELU of the mapped rows."""
+        n_seeds, n_out, n_in = self.weight.shape
+        return gelu_affine(x.reshape(n_seeds, -1, n_in), *self).view(*x.shape[:-1], n_out)
 
     def after(self, norm: nn.LayerNorm) -> "StackedMap":
         """Return this map of a LayerNorm's output as a map of what the LayerNorm scales and shifts."""
@@ -45,7 +60,7 @@ class BareNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        return F.layer_norm(x, self.normalized_shape, eps=self.eps)
+        return normalise(x)
 
 
 class StackedMechanism(SlotAttention):
@@ -57,8 +72,8 @@ class StackedMechanism(SlotAttention):
     def start(self, tokens: Tensor, n_slots: int | None) -> tuple[Tensor, Tensor]:
         """Normalise the tokens [R * B, L, D] and draw the first slots [R * B, S, D] of each seed."""
         n_seeds = len(self.generators)
-        x = self.norm_in(tokens).view(n_seeds, -1, self.d_model)
-        h = torch.addcmul(self.norm_in.bias.unsqueeze(1), x, self.norm_in.weight.unsqueeze(1))
+        gain, shift = self.norm_in.weight.unsqueeze(1), self.norm_in.bias.unsqueeze(1)
+        h = scaled_norm(tokens.view(n_seeds, -1, self.d_model), gain, shift)
         shape = (len(tokens) // n_seeds, self.n_slots if n_slots is None else n_slots, self.d_model)
         noise = self._noise(shape).unflatten(0, (n_seeds, -1))
         starts = self.slot_mu + self.slot_sigma * (self.start_noise * noise)  # [R, B, S, D]
@@ -70,7 +85,10 @@ class StackedMechanism(SlotAttention):
 
     def _noise(self, shape: tuple[int, ...]) -> Tensor:
         """Return noise [R * B, ...], each seed's [B, ...] from its own generator."""
-        return torch.cat([torch.randn(shape, generator=generator) for generator in self.generators])
+        noise = torch.empty(len(self.generators), *shape)
+        for seed, generator in zip(noise, self.generators, strict=True):
+            torch.randn(shape, generator=generator, out=seed)
+        return noise.flatten(0, 1)
 
     def fixed_order(self, starts: Tensor, slot_order: Sequence[int] | Tensor | None) -> SlotOrder:
         """Return a random order for each seed."""
@@ -92,27 +110,73 @@ class StackedMechanism(SlotAttention):
         plain = StackedMap(key @ self.proj_q.weight, key @ self.proj_q.bias.unsqueeze(2))
         return plain.after(self.norm_s)
 
-    def gates_map(self) -> Refinement:  # type: ignore[override]
+    def gates_map(self) -> Shared:  # type: ignore[override]
         """Return what `refine` takes, for pooled tokens."""
         gates = self.gru.weight_ih
         bias = torch.baddbmm(self.gru.bias_ih.unsqueeze(1), self.proj_v.bias.unsqueeze(1), gates.mT)
         return self._refinement(StackedMap(gates @ self.proj_v.weight, bias))
 
-    def weighed_gates_map(self) -> Refinement:  # type: ignore[override]
+    def weighed_gates_map(self) -> Shared:  # type: ignore[override]
         """Return what `refine` takes, for pooled tokens and the sum of their weights."""
         value_map = torch.cat([self.proj_v.weight, self.proj_v.bias.unsqueeze(2)], 2)  # [R, D, D + 1]
         return self._refinement(StackedMap(self.gru.weight_ih @ value_map, self.gru.bias_ih.unsqueeze(1)))
 
-    def _refinement(self, gates: StackedMap) -> Refinement:
+    def _refinement(self, gates: StackedMap) -> Shared:
         first, second = linear_maps(self.mlp)
         hidden = StackedMap(self.gru.weight_hh, self.gru.bias_hh.unsqueeze(1))
-        return Refinement(*gates, *hidden, *first.after(self.norm_mlp), *second)
+        return Shared(*Refinement(*gates, *hidden, *first.after(self.norm_mlp), *second))
 
-    def refine(self, update: Tensor, slot: Tensor, gates: Refinement) -> Tensor:  # type: ignore[override]
+    def refine(self, update: Tensor, slot: Tensor, gates: Shared) -> Tensor:  # type: ignore[override]
         """Return the slots [R * n, D] after the GRU and the MLP."""
         n_seeds = len(self.generators)
         rows = update.reshape(n_seeds, -1, update.shape[-1]), slot.reshape(n_seeds, -1, self.d_model)
         return refine(*rows, gates).view_as(slot)
+
+
+class StackedLoop(StackedMechanism):
+    """What goes before a `SequentialLoop`, whose slots take a softmax over tokens: a look is one loop."""
+
+    def read(self, h: Tensor, n_readers: int, n_passes: int) -> Shared:  # type: ignore[override]
+        """Return the tokens by seed."""
+        return Shared(h.unflatten(0, (len(self.generators), -1)))
+
+    def maps(self) -> Maps:
+        """Return the maps as `look` and `refine` take them."""
+        return Maps(Shared(*self._query_map()), None, self.gates_map())  # type: ignore[arg-type]
+
+    def look(self, tokens: Shared, slots: Tensor, state: TokenState, maps: Maps) -> tuple[Tensor, Tensor]:
+        """Return the attention [R * B, N, L] of slots [R * B, N, D], and what it pools."""
+        n_seeds, n_samples, n_tokens, _ = tokens.arrays[0].shape
+        neutral = slots.new_ones(n_seeds, n_samples, n_tokens), slots.new_zeros(n_seeds, n_samples, n_tokens)
+        scale, bias = (
+            old if new is None else new.view_as(old)
+            for new, old in zip((state.scale, state.bias), neutral, strict=True)
+        )
+        rows = slots.view(n_seeds, -1, self.d_model)
+        attn, pooled = look(rows, scale, bias, tokens, maps.query)  # type: ignore[arg-type]
+        return attn.view(*slots.shape[:2], n_tokens), pooled.view_as(slots)
+
+
+class StackedCompetition(StackedMechanism, VanillaSlotAttention):
+    """What goes before a mechanism whose slots take a softmax over slots: a look is one loop."""
+
+    def read(self, h: Tensor, n_readers: int, n_passes: int) -> Shared:  # type: ignore[override]
+        """Return the tokens by seed."""
+        return Shared(h.unflatten(0, (len(self.generators), -1)))
+
+    def maps(self) -> Maps:
+        """Return the maps as `compete` and `refine` take them."""
+        maps = super().maps()
+        pairs = zip(cast(StackedMap, maps.query), cast(StackedMap, maps.offset), strict=True)
+        (weight, offset_weight), (bias, offset_bias) = pairs
+        query = Shared(torch.cat([weight, offset_weight], 1), torch.cat([bias, offset_bias], 2))
+        return maps._replace(query=query)  # type: ignore[arg-type]
+
+    def look(self, tokens: Shared, slots: Tensor, maps: Maps) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Return the attention [R * B, S, L] of slots [R * B, S, D], and what it pools."""
+        rows = slots.reshape(len(self.generators), -1, self.d_model)
+        attn, pooled = compete(rows, tokens, maps.query)  # type: ignore[arg-type]
+        return tuple(x.view(*slots.shape[:2], -1) for x in (attn, pooled))  # type: ignore[return-value]
 
 
 class OrderOfEachSeed:
@@ -151,13 +215,26 @@ def linear_maps(layers: nn.Sequential) -> list[StackedMap]:
 def stacked_mechanism(mechanism: SlotAttention, generators: Sequence[torch.Generator]) -> StackedMechanism:
     """Return a mechanism with the options of `mechanism`, for parameters of one seed a generator."""
     kind = type(mechanism)
-    mixed: type[StackedMechanism] = type(f"Stacked{kind.__name__}", (StackedMechanism, kind), {})
+    mixed: type[StackedMechanism] = type(f"Stacked{kind.__name__}", (_base_for(kind), kind), {})
     stacked = mixed.__new__(mixed)
     stacked.__dict__.update(copy.deepcopy(mechanism.__dict__))
     for name in ("norm_in", "norm_s", "norm_mlp"):
         setattr(stacked, name, BareNorm(mechanism.d_model))
     stacked.__dict__["generators"] = generators
     return stacked
+
+
+def _base_for(kind: type[SlotAttention]) -> type[StackedMechanism]:
+    """Return the class with a loop for all of a look, where a mechanism looks as that loop does."""
+    fast: list[tuple[type[StackedMechanism], type[SlotAttention]]] = [
+        (StackedLoop, SequentialLoop),
+        (StackedCompetition, VanillaSlotAttention),
+    ]
+    for stacked, plain in fast:
+        own = "look", "maps", "normalise", "pool"
+        if issubclass(kind, plain) and all(getattr(kind, x) is getattr(plain, x) for x in own):
+            return stacked
+    return StackedMechanism
 
 
 class StackedModel(nn.Module):
@@ -174,14 +251,14 @@ class StackedModel(nn.Module):
         """Decompose features [R, B, L, F]; every output begins with [R, B]."""
         n_seeds = len(features)
         (projection,) = linear_maps(self.tokenizer.proj)
-        out = self.slot_attn(F.gelu(projection(features.flatten(0, 1))))
+        out = self.slot_attn(projection.gelu(features.flatten(0, 1)))
         exist_logits, params = (self._head(head, out.slots) for head in (self.exist_head, self.param_head))
         seeds = [x.unflatten(0, (n_seeds, -1)) for x in (out.slots, out.attn, exist_logits, params)]
         return Prediction(seeds[0], seeds[1], seeds[2].squeeze(-1), seeds[3], None)
 
     def _head(self, head: nn.Sequential, slots: Tensor) -> Tensor:
         first, second = linear_maps(head)
-        return second(F.gelu(first(slots)))
+        return second(first.gelu(slots))
 
 
 class StackedRun:

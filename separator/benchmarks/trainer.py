@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from separator.benchmarks.blas import one_blas_thread
 from separator.benchmarks.evaluation import DECIMALS, EVALUATIONS, check_evaluations, measure, score
 from separator.benchmarks.losses import LossWeights, training_loss
 from separator.benchmarks.methods import method_of
@@ -229,7 +230,7 @@ def train_models(
     trained: list[TrainedModel] = []
     for index, (run, group) in enumerate(groups):
         share = _part_of(progress, index, len(groups))
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), one_blas_thread():
             torch.manual_seed(group[0] + NOISE_OFFSET)
             trained += _fit(run, group, chosen, setting, weights, share)
     return trained

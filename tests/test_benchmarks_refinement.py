@@ -1,0 +1,137 @@
+"""The compiled loops give what torch's operations give in double precision, outputs and gradients."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from separator.benchmarks import blas, refinement
+from separator.benchmarks.refinement import Refinement, Shared
+
+SIZES = [(1, 4, 1, 16, 64), (3, 70, 5, 7, 33)]  # seeds, samples, slots, tokens, width
+
+
+def draw(*shapes, seed=0, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return [(scale * torch.randn(shape, generator=generator)).requires_grad_() for shape in shapes]
+
+
+def compare(found, expected, inputs, doubles):
+    """Outputs and the gradients of inputs that random gradients of the outputs give."""
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x.double(), y, rtol=1e-5, atol=1e-5)
+    given = [g.detach() for g in draw(*(x.shape for x in found), seed=1)]
+    torch.autograd.backward(found, given)
+    torch.autograd.backward(expected, [g.double() for g in given])
+    for x, y in zip(inputs, doubles, strict=True):
+        assert x.grad is not None
+        tolerance = 1e-5 * (1 + float(y.grad.abs().max()))
+        torch.testing.assert_close(x.grad.double(), y.grad, rtol=0, atol=tolerance)
+
+
+def in_double(inputs):
+    return [x.detach().double().requires_grad_() for x in inputs]
+
+
+def mapped(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return x @ weight.mT + bias
+
+
+@pytest.mark.parametrize(("n_seeds", "n", "_", "n_in", "d"), SIZES)
+def test_affine_maps(n_seeds, n, _, n_in, d):
+    inputs = draw((n_seeds, n, n_in), (n_seeds, d, n_in), (n_seeds, 1, d))
+    doubles = in_double(inputs)
+    compare([refinement.affine(*inputs)], [mapped(*doubles)], inputs, doubles)
+    inputs, doubles = draw(*(x.shape for x in inputs)), in_double(inputs)
+    compare([refinement.gelu_affine(*inputs)], [F.gelu(mapped(*doubles))], inputs, doubles)
+
+
+def test_nobody_asks_for_the_gradient_of_features():
+    x, weight, bias = draw((1, 5, 3), (1, 4, 3), (1, 1, 4))
+    x = x.detach()
+    refinement.gelu_affine(x, weight, bias).sum().backward()
+    expected = in_double([weight, bias])
+    F.gelu(mapped(x.double(), *expected)).sum().backward()
+    torch.testing.assert_close(weight.grad.double(), expected[0].grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("n_seeds", "n", "_", "__", "d"), SIZES)
+def test_norms(n_seeds, n, _, __, d):
+    inputs = draw((n_seeds, n, d), (n_seeds, 1, d), (n_seeds, 1, d), scale=3.0)
+    doubles = in_double(inputs)
+    x, gain, shift = doubles
+    compare([refinement.scaled_norm(*inputs)], [F.layer_norm(x, [d]) * gain + shift], inputs, doubles)
+    inputs, doubles = inputs[:1], in_double(inputs[:1])
+    inputs[0].grad = None
+    compare([refinement.normalise(inputs[0])], [F.layer_norm(doubles[0], [d])], inputs, doubles)
+
+
+def refined(update, slot, p: Refinement):
+    d = slot.shape[-1]
+    x, h = mapped(update, p.input_weight, p.input_bias), mapped(slot, p.hidden_weight, p.hidden_bias)
+    reset, keep = torch.sigmoid(x[..., : 2 * d] + h[..., : 2 * d]).split(d, 2)
+    new = torch.tanh(x[..., 2 * d :] + reset * h[..., 2 * d :])
+    state = new + keep * (slot - new)
+    inner = mapped(F.layer_norm(state, [d]), p.first_weight, p.first_bias)
+    return state + mapped(F.gelu(inner), p.second_weight, p.second_bias)
+
+
+@pytest.mark.parametrize(("n_seeds", "n", "_", "n_in", "d"), SIZES)
+def test_refinement_twice_sums_the_gradients_of_its_parameters(n_seeds, n, _, n_in, d):
+    shapes = [(3 * d, n_in), (1, 3 * d), (3 * d, d), (1, 3 * d), (d, d), (1, d), (d, d), (1, d)]
+    inputs = draw((n_seeds, n, n_in), (n_seeds, n, d), *((n_seeds, *s) for s in shapes), scale=0.2)
+    doubles = in_double(inputs)
+    shared = Shared(*inputs[2:])
+    found = refinement.refine(inputs[0], refinement.refine(*inputs[:2], shared), shared)
+    parameters = Refinement(*doubles[2:])
+    expected = refined(doubles[0], refined(*doubles[:2], parameters), parameters)
+    compare([found], [expected], inputs, doubles)
+
+
+@pytest.mark.parametrize(("n_seeds", "n_samples", "n_slots", "n_tokens", "d"), SIZES)
+def test_a_look_over_tokens(n_seeds, n_samples, n_slots, n_tokens, d):
+    read = n_seeds, n_samples, n_tokens
+    shapes = [(n_seeds, n_samples * n_slots, d), read, read, (*read, d), (n_seeds, d, d), (n_seeds, 1, d)]
+    inputs = draw(*shapes, scale=0.5)
+    doubles = in_double(inputs)
+    tokens, query_map = Shared(inputs[3]), Shared(*inputs[4:])
+    found = refinement.look(*inputs[:3], tokens, query_map)
+    slots, scale, bias, h, weight, map_bias = doubles
+    query = mapped(F.layer_norm(slots, [d]), weight, map_bias).view(n_seeds, n_samples, n_slots, d)
+    attn = torch.softmax(scale.unsqueeze(2) * (query @ h.mT) + bias.unsqueeze(2), 3)
+    pooled = (scale.unsqueeze(2) * attn) @ h
+    compare(found, [attn.flatten(1, 2), pooled.flatten(1, 2)], inputs, doubles)
+
+
+@pytest.mark.parametrize(("n_seeds", "n_samples", "n_slots", "n_tokens", "d"), SIZES)
+def test_a_competition_of_slots(n_seeds, n_samples, n_slots, n_tokens, d):
+    shapes = [(n_samples * n_slots, d), (n_samples, n_tokens, d), (d + 1, d), (1, d + 1)]
+    inputs = draw(*((n_seeds, *s) for s in shapes), scale=0.5)
+    doubles = in_double(inputs)
+    found = refinement.compete(inputs[0], Shared(inputs[1]), Shared(*inputs[2:]))
+    slots, h, weight, bias = doubles
+    asked = mapped(F.layer_norm(slots, [d]), weight, bias).view(n_seeds, n_samples, n_slots, d + 1)
+    attn = torch.softmax(asked[..., :d] @ h.mT + asked[..., d:], 2)
+    total = attn.sum(3, keepdim=True)
+    pooled = torch.cat([attn @ h, total], 3) / total.clamp(min=1e-8)
+    compare(found, [attn.flatten(1, 2), pooled.flatten(1, 2)], inputs, doubles)
+
+
+def test_values_beyond_exp_saturate_and_nan_stays():
+    x = torch.tensor([-1e4, -100.0, 0.0, 100.0, 1e4, math.nan]).view(1, -1, 1)
+    active = refinement.gelu_affine(x, torch.ones(1, 1, 1), torch.zeros(1, 1, 1)).flatten()
+    torch.testing.assert_close(active, F.gelu(x.flatten()), equal_nan=True)
+
+
+def test_blas_keeps_to_one_thread_while_it_is_asked_to():
+    from threadpoolctl import ThreadpoolController
+
+    def threads():
+        return {x["num_threads"] for x in ThreadpoolController().select(internal_api="openblas").info()}
+
+    before = threads()
+    with blas.one_blas_thread():
+        assert threads() <= {1}
+    assert threads() == before
