@@ -25,6 +25,7 @@ SEGMENT_SECONDS = 10
 OVERLAP_SECONDS = 2
 SEED = 0  # of the noise on the slots' start, the same in every segment of every run
 UNLIKE = 0.5  # a slot less similar than this to a stem goes rather to a stem that is silent so far
+EXISTING_SHARE = 0.2  # of a stem's energy; on validation, with more of it short sounds go missing
 OVERVIEW_COLUMNS = 1000
 
 
@@ -33,7 +34,7 @@ class Analysis(NamedTuple):
 
     spool: MaskSpool
     existence: FloatArray
-    """(slot,), probability that it is a source: the mean over segments, weighted by the slot's energy."""
+    """(slot,), probability that it is a source: what segments with `EXISTING_SHARE` of its energy reach."""
     overview: Overview
     evidence: FloatArray | None
     """(slot + 1, band, token time), where it was asked for and the model has any."""
@@ -126,8 +127,8 @@ class _Stitcher:
         self.spool = spool
         self.hop = hop  # frames from one segment to the next
         self.spectra = torch.zeros(n_slots, spool.n_frequencies)  # energy of each stem so far
-        self.existence = torch.zeros(n_slots)  # weighted by energy
-        self.weight = torch.zeros(n_slots)
+        self.existence = [torch.zeros(n_slots)]  # of each stem in every segment, after one without sound
+        self.energy = [torch.zeros(n_slots)]
         self.n_heard = 0  # frames
         self.tail: tuple[Tensor, Tensor] | None = None  # masks and power that the next segment overlaps
         per_column = -(-n_frames // OVERVIEW_COLUMNS)
@@ -143,10 +144,9 @@ class _Stitcher:
             order = self._continuation(heard, spectra)
             masks, spectra, existence = masks[order], spectra[order], existence[order]
             masks = _cross_fade(self.tail[0], masks)
-        energy = spectra.sum(1)
         self.spectra += spectra
-        self.existence += energy * existence
-        self.weight += energy
+        self.existence.append(existence)
+        self.energy.append(spectra.sum(1))
         self.n_heard += power.shape[-1]
         if heard.evidence is not None:
             self.evidence.add(heard.evidence)
@@ -157,7 +157,7 @@ class _Stitcher:
         """Append the last segment's end and sum up."""
         if self.tail is not None:
             self._emit(*self.tail)
-        existence = torch.where(self.weight > 0, self.existence / self.weight.clamp(min=1e-30), 0.0)
+        existence = _whole_existence(torch.stack(self.existence), torch.stack(self.energy))
         power = self.picture.finish()
         evidence, whole = self.evidence.finish()
         overview = Overview(power[0], power[1:], evidence, length / sample_rate, view_rate)
@@ -277,6 +277,18 @@ class _Thinned:
             self.n_columns //= 2
             columns[..., : self.n_columns] = columns.unflatten(-1, (self.n_columns, 2)).mean(-1)
             self.n *= 2
+
+
+def _whole_existence(existence: Tensor, energy: Tensor) -> Tensor:
+    """Probability of each stem of (segment, stem) that segments with `EXISTING_SHARE` of its energy reach.
+
+    A source sounds in a part of a file, and there only some segments show it. What this returns is what a
+    segment said, so a threshold means for a file what it means for a segment. A stem without energy has none.
+    """
+    falling, order = existence.sort(0, descending=True)
+    energy = energy.double().gather(0, order).cumsum(0)
+    reached = (energy >= EXISTING_SHARE * energy[-1]) & (energy > 0)
+    return torch.where(reached, falling, 0.0).amax(0)
 
 
 def _cross_fade(tail: Tensor, masks: Tensor) -> Tensor:

@@ -82,17 +82,47 @@ def test_masks_fade_from_segment_to_segment(band_network):
     np.testing.assert_allclose(course[hop + n_fade :], 1)
 
 
-def test_existence_is_the_mean_over_segments_weighted_by_energy(band_network, tones):
+@pytest.fixture
+def unsure_network(band_network):
+    """Make a network that gives all its slots the k-th of ``probabilities`` in the k-th segment."""
+
     class Unsure(band_network):
+        def __init__(self, probabilities):
+            super().__init__()
+            self.logits = torch.logit(torch.tensor(probabilities))
+
         def forward(self, spectrogram, *, n_slots=None):
             out = super().forward(spectrogram, n_slots=n_slots)
-            return out._replace(existence_logits=torch.full((1, 4), 2.0 if self.n_calls == 1 else -1.0))
+            return out._replace(existence_logits=self.logits[self.n_calls - 1].expand(1, 4))
 
-    waveform = tones((500.0,), RATE, 18.0)  # two equal segments
-    waveform[:, : 8 * RATE] *= 3
-    energies = np.array([np.square(waveform[0, a * RATE : b * RATE]).sum() for a, b in ((0, 10), (8, 18))])
-    expected = np.average(1 / (1 + np.exp([-2.0, 1.0])), weights=energies)
-    assert analysis_of(Unsure(), waveform).existence[0] == pytest.approx(expected, rel=1e-3)
+    return Unsure
+
+
+def test_a_stem_exists_as_segments_with_a_fifth_of_its_energy_say(unsure_network, tones):
+    waveform = tones((500.0,), RATE, 58.0)  # seven equal segments
+    existence = analysis_of(unsure_network([0.02, 0.3, 0.05, 0.01, 0.4, 0.1, 0.03]), waveform).existence
+    assert existence[0] == pytest.approx(0.3)  # a seventh of the energy reaches 0.4
+
+
+def test_a_segment_where_a_stem_hardly_sounds_does_not_make_it_exist(unsure_network, tones):
+    waveform = tones((500.0,), RATE, 42.0)
+    waveform[:, 8 * RATE : 34 * RATE] *= 0.01  # three of the segments, and overlaps
+    existence = analysis_of(unsure_network([0.1, 0.9, 0.9, 0.9, 0.2]), waveform).existence
+    assert existence[0] == pytest.approx(0.2)
+
+
+def test_a_sound_of_one_segment_exists_as_that_segment_says(unsure_network, tones):
+    low, high = tones((500.0, 1500.0), RATE, 58.0)
+    time = np.arange(58 * RATE) / RATE
+    waveform = (low + high * ((time > 18.5) & (time < 23.5)))[None]  # the third segment alone
+    existence = analysis_of(unsure_network([0.01, 0.01, 0.8, 0.01, 0.01, 0.01, 0.01]), waveform).existence
+    assert existence[0] == pytest.approx(0.01)
+    assert existence[1:].max() == pytest.approx(0.8)
+
+
+def test_a_file_of_one_segment_exists_as_the_network_says(unsure_network, tones):
+    network = unsure_network([0.37])
+    assert analysis_of(network, tones((500.0,), RATE, 10.0)).existence[0] == torch.sigmoid(network.logits)[0]
 
 
 def test_nothing_exists_in_digital_silence(band_network):

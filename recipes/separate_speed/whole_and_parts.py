@@ -1,6 +1,6 @@
 """What is lost at seams: five-minute mixtures as a whole and in ten-second parts; fills results/parts.json.
 
-python recipes/separate_speed/whole_and_parts.py [--mixtures DIR] [--count 8]; then run.py --tables
+python recipes/separate_speed/whole_and_parts.py [--mixtures DIR] [--count 24]; then run.py --tables
 
 Every mixture is made of the sources of one evaluation example. Each source is repeated, without its silence
 at either end, with a period of its own, so that no ten seconds are like others, and sounds in all of them.
@@ -35,7 +35,7 @@ def main() -> None:
     """Measure and write it down."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mixtures", type=Path, default=MIXTURES)
-    parser.add_argument("--count", type=positive, default=8, help="mixtures (default: %(default)s)")
+    parser.add_argument("--count", type=positive, default=24, help="mixtures (default: %(default)s)")
     parser.add_argument("--seed", type=natural, default=0)
     arguments = parser.parse_args()
     rng = np.random.default_rng(arguments.seed)
