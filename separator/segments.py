@@ -25,7 +25,7 @@ SEGMENT_SECONDS = 10
 OVERLAP_SECONDS = 2
 SEED = 0  # of the noise on the slots' start, the same in every segment of every run
 UNLIKE = 0.5  # a slot less similar than this to a stem goes rather to a stem that is silent so far
-EXISTING_SHARE = 0.2  # of a stem's energy; on validation, with more of it short sounds go missing
+EXISTING_SHARE = 0.2  # of a stem's energy; the more, the sooner a short sound is lost for the whole file
 OVERVIEW_COLUMNS = 1000
 
 
@@ -127,8 +127,8 @@ class _Stitcher:
         self.spool = spool
         self.hop = hop  # frames from one segment to the next
         self.spectra = torch.zeros(n_slots, spool.n_frequencies)  # energy of each stem so far
-        self.existence = [torch.zeros(n_slots)]  # of each stem in every segment, after one without sound
-        self.energy = [torch.zeros(n_slots)]
+        self.existence = [[0.0] * n_slots]  # of each stem in every segment, after one without sound
+        self.energy = [[0.0] * n_slots]
         self.n_heard = 0  # frames
         self.tail: tuple[Tensor, Tensor] | None = None  # masks and power that the next segment overlaps
         per_column = -(-n_frames // OVERVIEW_COLUMNS)
@@ -145,8 +145,8 @@ class _Stitcher:
             masks, spectra, existence = masks[order], spectra[order], existence[order]
             masks = _cross_fade(self.tail[0], masks)
         self.spectra += spectra
-        self.existence.append(existence)
-        self.energy.append(spectra.sum(1))
+        self.existence.append(existence.tolist())
+        self.energy.append(spectra.sum(1).tolist())
         self.n_heard += power.shape[-1]
         if heard.evidence is not None:
             self.evidence.add(heard.evidence)
@@ -157,7 +157,7 @@ class _Stitcher:
         """Append the last segment's end and sum up."""
         if self.tail is not None:
             self._emit(*self.tail)
-        existence = _whole_existence(torch.stack(self.existence), torch.stack(self.energy))
+        existence = _whole_existence(torch.tensor(self.existence), torch.tensor(self.energy))
         power = self.picture.finish()
         evidence, whole = self.evidence.finish()
         overview = Overview(power[0], power[1:], evidence, length / sample_rate, view_rate)
@@ -283,7 +283,8 @@ def _whole_existence(existence: Tensor, energy: Tensor) -> Tensor:
     """Probability of each stem of (segment, stem) that segments with `EXISTING_SHARE` of its energy reach.
 
     A source sounds in a part of a file, and there only some segments show it. What this returns is what a
-    segment said, so a threshold means for a file what it means for a segment. A stem without energy has none.
+    segment said, so a threshold means for a file what it means for a segment. A stem without energy has none;
+    what two segments overlap in counts for both.
     """
     falling, order = existence.sort(0, descending=True)
     energy = energy.double().gather(0, order).cumsum(0)

@@ -1,16 +1,29 @@
 """The compiled loops give what torch's operations give in double precision, outputs and gradients."""
 
 import math
+import subprocess
+import sys
+import textwrap
 
 import pytest
 import torch
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 from torch.nn import functional as F
 
-from separator.benchmarks import blas, refinement
+from separator.attention.parallel import VanillaSlotAttention
+from separator.benchmarks import blas, build_model, refinement
 from separator.benchmarks.refinement import Refinement, Shared
+from separator.benchmarks.stacked import (
+    StackedCompetition,
+    StackedLoop,
+    StackedMechanism,
+    is_stackable,
+    stacked_mechanism,
+)
 
-SIZES = [(1, 4, 1, 16, 64), (3, 70, 5, 7, 33)]  # seeds, samples, slots, tokens, width
+SIZES = [(1, 4, 1, 16, 64), (3, 70, 5, 7, 33), (2, 300, 1, 34, 64), (1, 3, 2, 1, 1)]
+"""Seeds, samples, slots, tokens, width: of one block of rows and of several, odd and even."""
 
 
 def draw(*shapes, seed=0, scale=1.0):
@@ -36,12 +49,12 @@ def in_double(inputs):
 
 
 def mapped(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return x @ weight.mT + bias
+    return x @ weight.mT + bias.unsqueeze(1)
 
 
 @pytest.mark.parametrize(("n_seeds", "n", "_", "n_in", "d"), SIZES)
 def test_affine_maps(n_seeds, n, _, n_in, d):
-    inputs = draw((n_seeds, n, n_in), (n_seeds, d, n_in), (n_seeds, 1, d))
+    inputs = draw((n_seeds, n, n_in), (n_seeds, d, n_in), (n_seeds, d))
     doubles = in_double(inputs)
     compare([refinement.affine(*inputs)], [mapped(*doubles)], inputs, doubles)
     inputs, doubles = draw(*(x.shape for x in inputs)), in_double(inputs)
@@ -49,7 +62,7 @@ def test_affine_maps(n_seeds, n, _, n_in, d):
 
 
 def test_nobody_asks_for_the_gradient_of_features():
-    x, weight, bias = draw((1, 5, 3), (1, 4, 3), (1, 1, 4))
+    x, weight, bias = draw((1, 5, 3), (1, 4, 3), (1, 4))
     x = x.detach()
     refinement.gelu_affine(x, weight, bias).sum().backward()
     expected = in_double([weight, bias])
@@ -59,10 +72,15 @@ def test_nobody_asks_for_the_gradient_of_features():
 
 @pytest.mark.parametrize(("n_seeds", "n", "_", "__", "d"), SIZES)
 def test_norms(n_seeds, n, _, __, d):
-    inputs = draw((n_seeds, n, d), (n_seeds, 1, d), (n_seeds, 1, d), scale=3.0)
+    inputs = draw((n_seeds, n, d), (n_seeds, d), (n_seeds, d), scale=3.0)
     doubles = in_double(inputs)
     x, gain, shift = doubles
-    compare([refinement.scaled_norm(*inputs)], [F.layer_norm(x, [d]) * gain + shift], inputs, doubles)
+    compare(
+        [refinement.scaled_norm(*inputs)],
+        [F.layer_norm(x, [d]) * gain.unsqueeze(1) + shift.unsqueeze(1)],
+        inputs,
+        doubles,
+    )
     inputs, doubles = inputs[:1], in_double(inputs[:1])
     inputs[0].grad = None
     compare([refinement.normalise(inputs[0])], [F.layer_norm(doubles[0], [d])], inputs, doubles)
@@ -80,7 +98,7 @@ def refined(update, slot, p: Refinement):
 
 @pytest.mark.parametrize(("n_seeds", "n", "_", "n_in", "d"), SIZES)
 def test_refinement_twice_sums_the_gradients_of_its_parameters(n_seeds, n, _, n_in, d):
-    shapes = [(3 * d, n_in), (1, 3 * d), (3 * d, d), (1, 3 * d), (d, d), (1, d), (d, d), (1, d)]
+    shapes = [(3 * d, n_in), (3 * d,), (3 * d, d), (3 * d,), (d, d), (d,), (d, d), (d,)]
     inputs = draw((n_seeds, n, n_in), (n_seeds, n, d), *((n_seeds, *s) for s in shapes), scale=0.2)
     doubles = in_double(inputs)
     shared = Shared(*inputs[2:])
@@ -93,7 +111,7 @@ def test_refinement_twice_sums_the_gradients_of_its_parameters(n_seeds, n, _, n_
 @pytest.mark.parametrize(("n_seeds", "n_samples", "n_slots", "n_tokens", "d"), SIZES)
 def test_a_look_over_tokens(n_seeds, n_samples, n_slots, n_tokens, d):
     read = n_seeds, n_samples, n_tokens
-    shapes = [(n_seeds, n_samples * n_slots, d), read, read, (*read, d), (n_seeds, d, d), (n_seeds, 1, d)]
+    shapes = [(n_seeds, n_samples * n_slots, d), read, read, (*read, d), (n_seeds, d, d), (n_seeds, d)]
     inputs = draw(*shapes, scale=0.5)
     doubles = in_double(inputs)
     tokens, query_map = Shared(inputs[3]), Shared(*inputs[4:])
@@ -107,7 +125,7 @@ def test_a_look_over_tokens(n_seeds, n_samples, n_slots, n_tokens, d):
 
 @pytest.mark.parametrize(("n_seeds", "n_samples", "n_slots", "n_tokens", "d"), SIZES)
 def test_a_competition_of_slots(n_seeds, n_samples, n_slots, n_tokens, d):
-    shapes = [(n_samples * n_slots, d), (n_samples, n_tokens, d), (d + 1, d), (1, d + 1)]
+    shapes = [(n_samples * n_slots, d), (n_samples, n_tokens, d), (d + 1, d), (d + 1,)]
     inputs = draw(*((n_seeds, *s) for s in shapes), scale=0.5)
     doubles = in_double(inputs)
     found = refinement.compete(inputs[0], Shared(inputs[1]), Shared(*inputs[2:]))
@@ -121,17 +139,101 @@ def test_a_competition_of_slots(n_seeds, n_samples, n_slots, n_tokens, d):
 
 def test_values_beyond_exp_saturate_and_nan_stays():
     x = torch.tensor([-1e4, -100.0, 0.0, 100.0, 1e4, math.nan]).view(1, -1, 1)
-    active = refinement.gelu_affine(x, torch.ones(1, 1, 1), torch.zeros(1, 1, 1)).flatten()
+    active = refinement.gelu_affine(x, torch.ones(1, 1, 1), torch.zeros(1, 1)).flatten()
     torch.testing.assert_close(active, F.gelu(x.flatten()), equal_nan=True)
 
 
-def test_blas_keeps_to_one_thread_while_it_is_asked_to():
-    from threadpoolctl import ThreadpoolController
+def test_a_slot_that_lost_all_tokens_pools_next_to_nothing():
+    slots, h = torch.zeros(1, 2, 4), torch.ones(1, 1, 3, 4)
+    bias = torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.0]])
+    weight = torch.zeros(1, 5, 4)
+    slots[0, 1] = torch.tensor([1.0, -1.0, 1.0, -1.0])  # normalised: 1, -1, 1, -1
+    weight[0, 4] = torch.tensor([-25.0, 25.0, -25.0, 25.0])  # its offset: -100, e^-100 is no float32
+    attn, pooled = refinement.compete(slots, Shared(h), Shared(weight, bias))
+    assert float(attn[0, 1].max()) < 1e-30
+    torch.testing.assert_close(pooled[0, 0], torch.ones(5))
+    assert float(pooled[0, 1].abs().max()) < 1e-20
 
+
+def test_nan_reaches_attention():
+    slots = torch.full((1, 2, 4), math.nan)
+    scale, bias = torch.ones(1, 2, 3), torch.zeros(1, 2, 3)
+    tokens, query_map = Shared(torch.ones(1, 2, 3, 4)), Shared(torch.ones(1, 4, 4), torch.zeros(1, 4))
+    attn, pooled = refinement.look(slots, scale, bias, tokens, query_map)
+    assert attn.isnan().all()
+    assert pooled.isnan().all()
+
+
+def test_a_second_backward_pass_is_refused():
+    inputs = draw((1, 3, 4), (1, 3, 4))
+    shared = Shared(*draw((1, 12, 4), (1, 12), (1, 12, 4), (1, 12), (1, 4, 4), (1, 4), (1, 4, 4), (1, 4)))
+    out = refinement.refine(*inputs, shared).sum()
+    out.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="second backward pass"):
+        out.backward()
+
+
+@pytest.mark.parametrize(
+    ("method", "base"),
+    [
+        ("evidence_linear", StackedLoop),
+        ("dataspace_linear_bias", StackedLoop),
+        ("coverage", StackedLoop),
+        ("stickbreaking", StackedMechanism),
+        ("vanilla", StackedCompetition),
+        ("sparsemax", StackedMechanism),
+        ("mesh", StackedMechanism),
+    ],
+)
+def test_only_mechanisms_that_look_alike_get_the_loop_for_it(method, base):
+    stacked = stacked_mechanism(build_model(method).slot_attn, [torch.Generator()])
+    fast = [kind for kind in (StackedLoop, StackedCompetition) if isinstance(stacked, kind)]
+    assert fast == ([] if base is StackedMechanism else [base])
+
+
+def test_a_change_of_attend_keeps_its_own():
+    class Other(VanillaSlotAttention):
+        def attend(self, tokens, slots, maps):
+            return super().attend(tokens, slots, maps).square()
+
+    assert not isinstance(stacked_mechanism(Other(), [torch.Generator()]), StackedCompetition)
+
+
+def test_double_precision_is_trained_by_torch():
+    assert is_stackable(build_model("vanilla"))
+    assert not is_stackable(build_model("vanilla").double())
+
+
+def test_loops_compile_without_a_folder_for_their_cache():
+    """Numba refuses to be asked for a cache it has no place for."""
+    code = """
+        from numba.core.caching import _CacheLocator
+
+        def ensure_cache_path(self):
+            raise OSError("read-only")
+
+        _CacheLocator.ensure_cache_path = ensure_cache_path
+        import torch
+        from separator.benchmarks.refinement import normalise
+
+        print(normalise(torch.tensor([[1.0, -1.0]])))
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("tensor([[ 1.0000, -1.0000]])")
+
+
+def test_blas_keeps_to_one_thread_while_anybody_asks_it_to():
     def threads():
-        return {x["num_threads"] for x in ThreadpoolController().select(internal_api="openblas").info()}
+        found = ThreadpoolController().select(internal_api="openblas").info()
+        return {library["num_threads"] for library in found}
 
-    before = threads()
-    with blas.one_blas_thread():
-        assert threads() <= {1}
-    assert threads() == before
+    with ThreadpoolController().select(internal_api="openblas").limit(limits=2):
+        assert threads() == {2}
+        with blas.one_blas_thread():
+            with blas.one_blas_thread():
+                assert threads() == {1}
+            assert threads() == {1}
+        assert threads() == {2}

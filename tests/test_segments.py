@@ -120,6 +120,23 @@ def test_a_sound_of_one_segment_exists_as_that_segment_says(unsure_network, tone
     assert existence[1:].max() == pytest.approx(0.8)
 
 
+def test_existence_follows_the_stem_though_every_segment_orders_its_slots_anew(band_network, tones):
+    probability = {16: 0.9, 48: 0.2, 96: 0.6}  # by the bin of a tone
+
+    class Sure(band_network):
+        def forward(self, spectrogram, *, n_slots=None):
+            out = super().forward(spectrogram, n_slots=n_slots)
+            of_slot = torch.full((4,), 0.5)
+            for bin_, value in probability.items():
+                of_slot[out.masks[0, :, bin_].amax(1).argmax()] = value
+            return out._replace(existence_logits=torch.logit(of_slot)[None])
+
+    tone = tones((500.0, 1500.0, 3000.0), RATE, 60.0)
+    analysis = analysis_of(Sure(shuffle=True), tone.sum(0, keepdims=True))
+    for bin_, value in probability.items():
+        assert analysis.existence[all_masks(analysis)[:, bin_, 100].argmax()] == pytest.approx(value)
+
+
 def test_a_file_of_one_segment_exists_as_the_network_says(unsure_network, tones):
     network = unsure_network([0.37])
     assert analysis_of(network, tones((500.0,), RATE, 10.0)).existence[0] == torch.sigmoid(network.logits)[0]

@@ -71,7 +71,9 @@ def _parse(
     )
     parser.add_argument("--jobs", type=_positive, default=1, help="cells at a time, each in its process")
     parser.add_argument("--scheduler", help="address of a Dask scheduler whose workers run the cells")
-    parser.add_argument("--threads", type=_positive, default=1, help="of torch, for each cell")
+    parser.add_argument(
+        "--threads", type=_positive, default=1, help="of torch, for each cell; compiled loops take one"
+    )
     parser.add_argument("--results", type=Path, default=results, help="folder of the records")
     for name in ("epochs", "n-train", "n-test"):
         parser.add_argument(f"--{name}", type=_positive, help="instead of the experiment's")

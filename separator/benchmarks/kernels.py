@@ -1,9 +1,10 @@
 """Compiled loops of a training step for R seeds, float32, on a CPU: products, and all that lies between them.
 
 Kernel by kernel, a step spends half of its time carrying arrays through memory. Here a block of rows goes
-through all of a slot's refinement while it is in the cache. Every function takes contiguous arrays
-[R, n, ...], one seed after another, and fills those named `*_out`; gradients of parameters are added to.
-Compiled on first use and kept beside this file or in the user's cache folder.
+through all of a slot's refinement while it is in the cache. Arrays are contiguous and begin with the seed; a
+function fills those named `*_out`, but adds to gradients of what it only reads. Compiled on first use and
+kept beside this file or in the user's cache folder, where one can be written. All is in one file, as Numba's
+cache does not see a change of what a function takes from another.
 
 Reference for erf: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26 (error below 1.5e-7).
 """
@@ -14,17 +15,14 @@ from typing import Any, cast
 import numpy as np
 from numba import njit
 
-from separator.attention.base import WEIGHT_FLOOR as FLOOR
-
 Loop = Callable[..., Any]
 Array = Any  # float32: what numba's compiler sees
 BLOCK = 128  # rows whose arrays stay in the cache together
 NORM_EPS = np.float32(1e-5)
-WEIGHT_FLOOR = np.float32(FLOOR)
 
 _ZERO, _HALF, _ONE, _TWO = (np.float32(x) for x in (0, 0.5, 1, 2))
 _LOG2_E = np.float32(1 / np.log(2))
-_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(np.log(2) - 0.693359375)
+_LN2 = np.float32(np.log(2))
 _LARGEST, _SMALLEST = np.float32(88), np.float32(-87)  # what exp can take
 _EXP = tuple(np.float32(1 / x) for x in (5040, 720, 120, 24, 6, 2))  # Taylor on |x| <= ln(2) / 2
 _ERF = tuple(np.float32(x) for x in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592))
@@ -32,13 +30,20 @@ _ERF_SCALE = np.float32(0.3275911 * np.sqrt(0.5))
 _DENSITY = np.float32(1 / np.sqrt(2 * np.pi))
 _BIAS, _MANTISSA = np.int32(127), np.int32(23)
 
-# Sums may be taken in any order, which is what lets a loop work on many columns at once; infinities and
-# NaN keep their meaning. One loop does one thing: of many arrays the compiler can't tell that they are apart.
-_SUMS = {"contract", "nsz", "arcp", "reassoc"}
+# Sums may be taken in any order, which is what lets a loop work on many columns at once. NaN stays NaN. One
+# loop does one thing: of many arrays the compiler can't tell that they are apart.
+_OPTIONS: dict[str, Any] = {
+    "error_model": "numpy",
+    "fastmath": {"contract", "nsz", "arcp", "reassoc"},
+    "nogil": True,
+}
 
 
 def _compiled(function: Loop) -> Loop:
-    return cast(Loop, njit(function, cache=True, error_model="numpy", fastmath=_SUMS))
+    try:
+        return cast(Loop, njit(function, cache=True, **_OPTIONS))
+    except RuntimeError:  # there is no folder for the cache
+        return cast(Loop, njit(function, **_OPTIONS))
 
 
 def _inlined(function: Loop) -> Loop:
@@ -47,11 +52,11 @@ def _inlined(function: Loop) -> Loop:
 
 @_inlined
 def _exp(x: Array) -> Array:
-    """e^x as 2^k e^r with |r| <= ln(2) / 2."""
+    """e^x as 2^k e^r with |r| <= ln(2) / 2; of what is out of range, that of the end of the range."""
     x = _LARGEST if x > _LARGEST else x  # in this form NaN stays
     x = _SMALLEST if x < _SMALLEST else x
     k = np.floor(x * _LOG2_E + _HALF)
-    r = x - k * _LN2_HIGH - k * _LN2_LOW
+    r = x - k * _LN2
     p = _EXP[0]
     p = p * r + _EXP[1]
     p = p * r + _EXP[2]
@@ -284,6 +289,7 @@ def compete(
     tokens: Array,
     query_weight: Array,
     query_bias: Array,
+    floor: Array,
     normed_out: Array,
     norm_scale_out: Array,
     query_out: Array,
@@ -293,7 +299,8 @@ def compete(
     """Attention [R, n, L] of slots [R, n, D] that compete for tokens [R, B, L, D]: a softmax over slots.
 
     The map gives queries and, as the last of D + 1, what is added to their scores. Fills pooled [R, n, D + 1]
-    with the tokens' mean by attention, and the sum of the weights of that mean.
+    with the tokens' mean by attention, and the sum of the weights of that mean; attention is divided by its
+    sum, or by `floor` if that is less.
     """
     n_seeds, n_rows, _ = slot.shape
     n_readers = n_rows // tokens.shape[1]
@@ -303,7 +310,9 @@ def compete(
         for sample in range(tokens.shape[1]):
             start, stop = sample * n_readers, (sample + 1) * n_readers
             attn = attn_out[seed, start:stop]
-            _compete(query_out[seed, start:stop], tokens[seed, sample], attn, pooled_out[seed, start:stop])
+            _compete(
+                query_out[seed, start:stop], tokens[seed, sample], floor, attn, pooled_out[seed, start:stop]
+            )
 
 
 @_compiled
@@ -312,6 +321,7 @@ def compete_backward(
     d_pooled: Array,
     tokens: Array,
     query_weight: Array,
+    floor: Array,
     normed: Array,
     norm_scale: Array,
     query: Array,
@@ -336,6 +346,7 @@ def compete_backward(
                 d_pooled[seed, start:stop],
                 query[seed, start:stop],
                 tokens[seed, sample],
+                floor,
                 attn[seed, start:stop],
                 pooled[seed, start:stop],
                 d_query[start:stop],
@@ -687,7 +698,7 @@ def _attend_backward(
 
 
 @_compiled
-def _compete(query: Array, tokens: Array, attn: Array, pooled: Array) -> None:
+def _compete(query: Array, tokens: Array, floor: Array, attn: Array, pooled: Array) -> None:
     """One sample of `compete`."""
     n_readers = len(query)
     n_tokens, d = tokens.shape
@@ -711,7 +722,7 @@ def _compete(query: Array, tokens: Array, attn: Array, pooled: Array) -> None:
         total = _ZERO
         for token in range(n_tokens):
             total += attn[row, token]
-        floored = max(total, WEIGHT_FLOOR)
+        floored = max(total, floor)
         for i in range(d):
             pooled[row, i] = _ZERO
         for token in range(n_tokens):
@@ -727,6 +738,7 @@ def _compete_backward(
     d_pooled: Array,
     query: Array,
     tokens: Array,
+    floor: Array,
     attn: Array,
     pooled: Array,
     d_query: Array,
@@ -741,11 +753,11 @@ def _compete_backward(
         total = _ZERO
         for token in range(n_tokens):
             total += attn[row, token]
-        floored = max(total, WEIGHT_FLOOR)
+        floored = max(total, floor)
         for i in range(d):
             d_sum[i] = d_pooled[row, i] / floored
         d_total = d_pooled[row, d] / floored
-        if total > WEIGHT_FLOOR:
+        if total > floor:
             along = _ZERO
             for i in range(d + 1):
                 along += d_pooled[row, i] * pooled[row, i]

@@ -4,7 +4,7 @@
     n = tanh(the last third of W_i x + b_i + r (W_h s + b_h));  s' = n + z (s - n)
     out = s' + W_2 gelu(W_1 norm(s') + b_1) + b_2
 
-The loops are those of `kernels`. Weights are [R, out, in], biases [R, 1, out].
+The loops are those of `kernels`. Weights are [R, out, in], biases [R, out]; all is float32 on the CPU.
 """
 
 from typing import Any, NamedTuple, cast
@@ -15,16 +15,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from separator.attention.base import WEIGHT_FLOOR
 from separator.benchmarks import kernels
 
 Array = NDArray[np.float32]
+FLOOR = np.float32(WEIGHT_FLOOR)
 
 
 class Shared:
-    """Tensors that many calls of a step read; all add to one gradient, handed on after the last."""
+    """Tensors that many calls of a step read; all add to one gradient, handed on after the last.
+
+    There is one backward pass: a second one raises RuntimeError, whatever `retain_graph` says.
+    """
 
     def __init__(self, *tensors: Tensor) -> None:
-        self.arrays = [_bias(x) if x.ndim == 3 and x.shape[1] == 1 else _array(x) for x in tensors]
+        self.arrays = [_array(x) for x in tensors]
         self.sums = [np.zeros_like(x) for x in self.arrays]
         self.handle = cast(Tensor, _Collected.apply(self.sums, *tensors))
 
@@ -75,7 +80,7 @@ def compete(slots: Tensor, tokens: Shared, query_map: Shared) -> tuple[Tensor, T
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return weight x + bias for x [R, n, in]."""
+    """Return weight x + bias, [R, n, out], for x [R, n, in]."""
     return cast(Tensor, _Affine.apply(x, weight, bias))
 
 
@@ -90,7 +95,7 @@ def normalise(x: Tensor) -> Tensor:
 
 
 def scaled_norm(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
-    """Return x [R, n, D], normalised along D, times gain [R, 1, D] plus shift [R, 1, D]."""
+    """Return x [R, n, D], normalised along D, times gain [R, D] plus shift [R, D]."""
     return cast(Tensor, _ScaledNorm.apply(x, gain, shift))
 
 
@@ -99,13 +104,13 @@ class _Collected(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, sums: list[Array], *tensors: Tensor) -> Tensor:
-        ctx.sums, ctx.shapes = sums, [x.shape for x in tensors]
+        ctx.kept = sums
         return torch.zeros(())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *(torch.from_numpy(x).view(s) for x, s in zip(ctx.sums, ctx.shapes, strict=True))
+        return None, *(torch.from_numpy(x) for x in _taken(ctx))
 
 
 class _Refine(torch.autograd.Function):
@@ -117,16 +122,16 @@ class _Refine(torch.autograd.Function):
         gated, new, normed, active, slope, out = (_empty(n_seeds, n_rows, d) for _ in range(6))
         kept = gates, gated, new, normed, scale, active, slope
         kernels.refine(*inputs, *refinement.arrays, *kept, out)
-        ctx.inputs, ctx.kept, ctx.refinement = inputs, kept, refinement
+        ctx.kept, ctx.refinement = (*inputs, *kept), refinement
         return torch.from_numpy(out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        update, slot = ctx.inputs
+        update, slot, *kept = _taken(ctx)
         d_update, d_slot = np.empty_like(update), np.empty_like(slot)
         weights, sums = ctx.refinement.arrays[::2], ctx.refinement.sums
-        kernels.refine_backward(_array(d_out), update, slot, *weights, *ctx.kept, d_update, d_slot, *sums)
+        kernels.refine_backward(_array(d_out), update, slot, *weights, *kept, d_update, d_slot, *sums)
         return torch.from_numpy(d_update), torch.from_numpy(d_slot), torch.zeros(()), None
 
 
@@ -148,23 +153,18 @@ class _Look(torch.autograd.Function):
         score, attn = (_empty(n_seeds, n_rows, n_tokens) for _ in range(2))
         kept = normed, _empty(n_seeds, n_rows), query, score, attn
         kernels.look(_array(slots), *tokens.arrays, scales, _array(bias), *query_map.arrays, *kept, pooled)
-        ctx.scales, ctx.kept, ctx.tokens, ctx.query_map = scales, kept, tokens, query_map
+        ctx.kept, ctx.tokens, ctx.query_map = (scales, *kept), tokens, query_map
         return torch.from_numpy(attn), torch.from_numpy(pooled)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_attn: Tensor, d_pooled: Tensor) -> tuple[Tensor | None, ...]:
         tokens, query_map = ctx.tokens, ctx.query_map
+        scales, *kept = _taken(ctx)
         given = _array(d_attn), _array(d_pooled)
-        d_slots, d_scale, d_bias = (
-            np.empty_like(given[1]),
-            np.zeros_like(ctx.scales),
-            np.zeros_like(ctx.scales),
-        )
-        read = *tokens.arrays, ctx.scales, query_map.arrays[0]
-        kernels.look_backward(
-            *given, *read, *ctx.kept, d_slots, *tokens.sums, d_scale, d_bias, *query_map.sums
-        )
+        d_slots, d_scale, d_bias = np.empty_like(given[1]), np.zeros_like(scales), np.zeros_like(scales)
+        read = *tokens.arrays, scales, query_map.arrays[0]
+        kernels.look_backward(*given, *read, *kept, d_slots, *tokens.sums, d_scale, d_bias, *query_map.sums)
         of_inputs = (torch.from_numpy(x) for x in (d_slots, d_scale, d_bias))
         return *of_inputs, torch.zeros(()), torch.zeros(()), None, None
 
@@ -178,7 +178,7 @@ class _Compete(torch.autograd.Function):
         normed, attn = _empty(n_seeds, n_rows, d), _empty(n_seeds, n_rows, tokens.arrays[0].shape[2])
         query, pooled = (_empty(n_seeds, n_rows, d + 1) for _ in range(2))
         kept = normed, _empty(n_seeds, n_rows), query, attn, pooled
-        kernels.compete(_array(slots), *tokens.arrays, *query_map.arrays, *kept)
+        kernels.compete(_array(slots), *tokens.arrays, *query_map.arrays, FLOOR, *kept)
         ctx.kept, ctx.tokens, ctx.query_map = kept, tokens, query_map
         return torch.from_numpy(attn), torch.from_numpy(pooled)
 
@@ -186,10 +186,11 @@ class _Compete(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_attn: Tensor, d_pooled: Tensor) -> tuple[Tensor | None, ...]:
         tokens, query_map = ctx.tokens, ctx.query_map
-        d_slots = np.empty_like(ctx.kept[0])
-        read = *tokens.arrays, query_map.arrays[0]
+        kept = _taken(ctx)
+        d_slots = np.empty_like(kept[0])
+        read = *tokens.arrays, query_map.arrays[0], FLOOR
         sums = *tokens.sums, *query_map.sums
-        kernels.compete_backward(_array(d_attn), _array(d_pooled), *read, *ctx.kept, d_slots, *sums)
+        kernels.compete_backward(_array(d_attn), _array(d_pooled), *read, *kept, d_slots, *sums)
         return torch.from_numpy(d_slots), torch.zeros(()), torch.zeros(()), None, None
 
 
@@ -198,15 +199,16 @@ class _Affine(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         arrays = _array(x), _array(weight)
         y = _empty(*x.shape[:2], weight.shape[1])
-        kernels.affine(*arrays, _bias(bias), y)
-        ctx.arrays = arrays
+        kernels.affine(*arrays, _array(bias), y)
+        ctx.kept = arrays
         return torch.from_numpy(y)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = _gradients(ctx, *ctx.arrays)
-        kernels.affine_backward(_array(d_y), *ctx.arrays, *gradients)
+        arrays = _taken(ctx)
+        gradients = _gradients(ctx, *arrays)
+        kernels.affine_backward(_array(d_y), *arrays, *gradients)
         return _handed_on(ctx, *gradients)
 
 
@@ -215,15 +217,16 @@ class _GeluAffine(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         arrays = _array(x), _array(weight)
         active, slope = (_empty(*x.shape[:2], weight.shape[1]) for _ in range(2))
-        kernels.gelu_affine(*arrays, _bias(bias), active, slope)
-        ctx.arrays, ctx.slope = arrays, slope
+        kernels.gelu_affine(*arrays, _array(bias), active, slope)
+        ctx.kept = slope, *arrays
         return torch.from_numpy(active)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_active: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = _gradients(ctx, *ctx.arrays)
-        kernels.gelu_affine_backward(_array(d_active), ctx.slope, *ctx.arrays, *gradients)
+        slope, *arrays = _taken(ctx)
+        gradients = _gradients(ctx, *arrays)
+        kernels.gelu_affine_backward(_array(d_active), slope, *arrays, *gradients)
         return _handed_on(ctx, *gradients)
 
 
@@ -239,7 +242,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_normed: Tensor) -> Tensor:
-        normed, scale = ctx.kept
+        normed, scale = _taken(ctx)
         d_x = np.empty_like(normed)
         kernels.norm_backward(_array(d_normed).reshape(normed.shape), normed, scale, d_x)
         return torch.from_numpy(d_x).view(d_normed.shape)
@@ -248,20 +251,19 @@ class _Norm(torch.autograd.Function):
 class _ScaledNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
-        values, gains = _array(x), _bias(gain)
+        values, gains = _array(x), _array(gain)
         normed, scale, y = np.empty_like(values), _empty(*x.shape[:2]), np.empty_like(values)
-        kernels.scaled_norm(values, gains, _bias(shift), normed, scale, y)
+        kernels.scaled_norm(values, gains, _array(shift), normed, scale, y)
         ctx.kept = gains, normed, scale
         return torch.from_numpy(y)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, ...]:
-        gain, normed, scale = ctx.kept
+        gain, normed, scale = _taken(ctx)
         d_x, d_gain, d_shift = np.empty_like(normed), np.zeros_like(gain), np.zeros_like(gain)
         kernels.scaled_norm_backward(_array(d_y), gain, normed, scale, d_x, d_gain, d_shift)
-        sums = (torch.from_numpy(x).unsqueeze(1) for x in (d_gain, d_shift))
-        return torch.from_numpy(d_x), *sums
+        return tuple(torch.from_numpy(x) for x in (d_x, d_gain, d_shift))
 
 
 def _gradients(ctx: Any, x: Array, weight: Array) -> tuple[Array, Array, Array]:
@@ -272,7 +274,7 @@ def _gradients(ctx: Any, x: Array, weight: Array) -> tuple[Array, Array, Array]:
 
 def _handed_on(ctx: Any, d_x: Array, d_weight: Array, d_bias: Array) -> tuple[Tensor | None, ...]:
     of_x = torch.from_numpy(d_x) if ctx.needs_input_grad[0] else None
-    return of_x, torch.from_numpy(d_weight), torch.from_numpy(d_bias).unsqueeze(1)
+    return of_x, torch.from_numpy(d_weight), torch.from_numpy(d_bias)
 
 
 def _array(x: Tensor) -> Array:
@@ -280,9 +282,12 @@ def _array(x: Tensor) -> Array:
     return cast(Array, x.detach().contiguous().numpy())
 
 
-def _bias(x: Tensor) -> Array:
-    """The values [R, n] of a bias [R, 1, n]."""
-    return _array(x).squeeze(1)
+def _taken(ctx: Any) -> Any:
+    """What the forward pass kept; it is given away once, as sums that are added to twice would be wrong."""
+    kept, ctx.kept = ctx.kept, None
+    if kept is None:
+        raise RuntimeError("a second backward pass through the same step; compute the step again")
+    return kept
 
 
 def _empty(*shape: int) -> Array:

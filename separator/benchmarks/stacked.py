@@ -1,8 +1,9 @@
 """Several seeds of one model trained as one: every parameter gets a first dimension, the seeds'.
 
-The mechanisms of `separator.attention` keep their own loops. They see the batches of all seeds as one batch,
-seed after seed, and only what multiplies by a parameter is replaced: a product over rows becomes one over
-[seed, row]. Noise and orders come from a generator a seed, so that a seed's run is the same in any company.
+The mechanisms of `separator.attention` keep their own loops over slots and iterations. They see the batches
+of all seeds as one batch, seed after seed. What multiplies by a parameter is replaced, a product over rows by
+one over [seed, row], and where a mechanism looks at tokens as most do, all of that look. Noise and orders
+come from a generator a seed, so that a seed's run is the same in any company.
 """
 
 import copy
@@ -37,7 +38,7 @@ class StackedMap(NamedTuple):
     """The maps x -> weight x + bias of R seeds, for rows that come seed after seed."""
 
     weight: Tensor  # [R, out, in]
-    bias: Tensor  # [R, 1, out]
+    bias: Tensor  # [R, out]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map rows [R * n, ..., in] to [R * n, ..., out]."""
@@ -51,8 +52,11 @@ class StackedMap(NamedTuple):
 
     def after(self, norm: nn.LayerNorm) -> "StackedMap":
         """Return this map of a LayerNorm's output as a map of what the LayerNorm scales and shifts."""
-        bias = torch.baddbmm(self.bias, norm.bias.unsqueeze(1), self.weight.mT)
-        return StackedMap(self.weight * norm.weight.unsqueeze(1), bias)
+        return StackedMap(self.weight * norm.weight.unsqueeze(1), self.shifted(norm.bias))
+
+    def shifted(self, x: Tensor) -> Tensor:
+        """Return weight x + bias for one x [R, in] a seed."""
+        return torch.baddbmm(self.bias.unsqueeze(1), x.unsqueeze(1), self.weight.mT).squeeze(1)
 
 
 class BareNorm(nn.LayerNorm):
@@ -72,8 +76,7 @@ class StackedMechanism(SlotAttention):
     def start(self, tokens: Tensor, n_slots: int | None) -> tuple[Tensor, Tensor]:
         """Normalise the tokens [R * B, L, D] and draw the first slots [R * B, S, D] of each seed."""
         n_seeds = len(self.generators)
-        gain, shift = self.norm_in.weight.unsqueeze(1), self.norm_in.bias.unsqueeze(1)
-        h = scaled_norm(tokens.view(n_seeds, -1, self.d_model), gain, shift)
+        h = scaled_norm(tokens.view(n_seeds, -1, self.d_model), self.norm_in.weight, self.norm_in.bias)
         shape = (len(tokens) // n_seeds, self.n_slots if n_slots is None else n_slots, self.d_model)
         noise = self._noise(shape).unflatten(0, (n_seeds, -1))
         starts = self.slot_mu + self.slot_sigma * (self.start_noise * noise)  # [R, B, S, D]
@@ -98,7 +101,7 @@ class StackedMechanism(SlotAttention):
     def query_map(self, temperature: float) -> StackedMap:  # type: ignore[override]
         """Return the map of a bare normalised slot to W_k^T q."""
         key = self.proj_k.weight.mT / temperature
-        plain = StackedMap(key @ self.proj_q.weight, self.proj_q.bias.unsqueeze(1) @ key.mT)
+        plain = StackedMap(key @ self.proj_q.weight, (self.proj_q.bias.unsqueeze(1) @ key.mT).squeeze(1))
         return plain.after(self.norm_s)
 
     def _query_map(self) -> StackedMap:
@@ -107,23 +110,25 @@ class StackedMechanism(SlotAttention):
     def offset_map(self, temperature: float) -> StackedMap:  # type: ignore[override]
         """Return the map of a bare normalised slot to <q, b_k>."""
         key = self.proj_k.bias.unsqueeze(1) / temperature  # [R, 1, D]
-        plain = StackedMap(key @ self.proj_q.weight, key @ self.proj_q.bias.unsqueeze(2))
+        bias = (key @ self.proj_q.bias.unsqueeze(2)).squeeze(2)
+        plain = StackedMap(key @ self.proj_q.weight, bias)
         return plain.after(self.norm_s)
 
     def gates_map(self) -> Shared:  # type: ignore[override]
         """Return what `refine` takes, for pooled tokens."""
-        gates = self.gru.weight_ih
-        bias = torch.baddbmm(self.gru.bias_ih.unsqueeze(1), self.proj_v.bias.unsqueeze(1), gates.mT)
-        return self._refinement(StackedMap(gates @ self.proj_v.weight, bias))
+        gates = StackedMap(self.gru.weight_ih, self.gru.bias_ih)
+        return self._refinement(
+            StackedMap(gates.weight @ self.proj_v.weight, gates.shifted(self.proj_v.bias))
+        )
 
     def weighed_gates_map(self) -> Shared:  # type: ignore[override]
         """Return what `refine` takes, for pooled tokens and the sum of their weights."""
         value_map = torch.cat([self.proj_v.weight, self.proj_v.bias.unsqueeze(2)], 2)  # [R, D, D + 1]
-        return self._refinement(StackedMap(self.gru.weight_ih @ value_map, self.gru.bias_ih.unsqueeze(1)))
+        return self._refinement(StackedMap(self.gru.weight_ih @ value_map, self.gru.bias_ih))
 
     def _refinement(self, gates: StackedMap) -> Shared:
         first, second = linear_maps(self.mlp)
-        hidden = StackedMap(self.gru.weight_hh, self.gru.bias_hh.unsqueeze(1))
+        hidden = StackedMap(self.gru.weight_hh, self.gru.bias_hh)
         return Shared(*Refinement(*gates, *hidden, *first.after(self.norm_mlp), *second))
 
     def refine(self, update: Tensor, slot: Tensor, gates: Shared) -> Tensor:  # type: ignore[override]
@@ -133,12 +138,18 @@ class StackedMechanism(SlotAttention):
         return refine(*rows, gates).view_as(slot)
 
 
-class StackedLoop(StackedMechanism):
-    """What goes before a `SequentialLoop`, whose slots take a softmax over tokens: a look is one loop."""
+class StackedReader(StackedMechanism):
+    """A `StackedMechanism` with a loop for all of a look: scores, attention and what it pools."""
 
     def read(self, h: Tensor, n_readers: int, n_passes: int) -> Shared:  # type: ignore[override]
         """Return the tokens by seed."""
         return Shared(h.unflatten(0, (len(self.generators), -1)))
+
+
+class StackedLoop(StackedReader):
+    """What goes before a `SequentialLoop`, whose slots take a softmax over tokens."""
+
+    REPLACED = "look", "maps", "normalise", "pool"
 
     def maps(self) -> Maps:
         """Return the maps as `look` and `refine` take them."""
@@ -157,19 +168,17 @@ class StackedLoop(StackedMechanism):
         return attn.view(*slots.shape[:2], n_tokens), pooled.view_as(slots)
 
 
-class StackedCompetition(StackedMechanism, VanillaSlotAttention):
-    """What goes before a mechanism whose slots take a softmax over slots: a look is one loop."""
+class StackedCompetition(StackedReader, VanillaSlotAttention):
+    """What goes before a mechanism whose slots take a softmax over slots."""
 
-    def read(self, h: Tensor, n_readers: int, n_passes: int) -> Shared:  # type: ignore[override]
-        """Return the tokens by seed."""
-        return Shared(h.unflatten(0, (len(self.generators), -1)))
+    REPLACED = "look", "maps", "attend", "normalise", "pool"
 
     def maps(self) -> Maps:
         """Return the maps as `compete` and `refine` take them."""
         maps = super().maps()
         pairs = zip(cast(StackedMap, maps.query), cast(StackedMap, maps.offset), strict=True)
         (weight, offset_weight), (bias, offset_bias) = pairs
-        query = Shared(torch.cat([weight, offset_weight], 1), torch.cat([bias, offset_bias], 2))
+        query = Shared(torch.cat([weight, offset_weight], 1), torch.cat([bias, offset_bias], 1))
         return maps._replace(query=query)  # type: ignore[arg-type]
 
     def look(self, tokens: Shared, slots: Tensor, maps: Maps) -> tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -202,14 +211,15 @@ class OrderOfEachSeed:
 
 
 def is_stackable(model: BenchmarkModel) -> bool:
-    """Tell whether `StackedMechanism` replaces all that the model's mechanism does with parameters."""
-    return isinstance(model.slot_attn, SlotAttention)
+    """Tell whether `StackedModel` can take the model's place; its loops are for float32 on the CPU."""
+    known = isinstance(model.slot_attn, SlotAttention)
+    return known and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters())
 
 
 def linear_maps(layers: nn.Sequential) -> list[StackedMap]:
     """Return the maps of the Linears among `layers`, whose parameters have the seeds' dimension."""
     linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    return [StackedMap(linear.weight, linear.bias.unsqueeze(1)) for linear in linears]
+    return [StackedMap(linear.weight, linear.bias) for linear in linears]
 
 
 def stacked_mechanism(mechanism: SlotAttention, generators: Sequence[torch.Generator]) -> StackedMechanism:
@@ -218,23 +228,23 @@ def stacked_mechanism(mechanism: SlotAttention, generators: Sequence[torch.Gener
     mixed: type[StackedMechanism] = type(f"Stacked{kind.__name__}", (_base_for(kind), kind), {})
     stacked = mixed.__new__(mixed)
     stacked.__dict__.update(copy.deepcopy(mechanism.__dict__))
-    for name in ("norm_in", "norm_s", "norm_mlp"):
-        setattr(stacked, name, BareNorm(mechanism.d_model))
+    stacked.norm_s = BareNorm(mechanism.d_model)
     stacked.__dict__["generators"] = generators
     return stacked
 
 
 def _base_for(kind: type[SlotAttention]) -> type[StackedMechanism]:
     """Return the class with a loop for all of a look, where a mechanism looks as that loop does."""
-    fast: list[tuple[type[StackedMechanism], type[SlotAttention]]] = [
-        (StackedLoop, SequentialLoop),
-        (StackedCompetition, VanillaSlotAttention),
-    ]
-    for stacked, plain in fast:
-        own = "look", "maps", "normalise", "pool"
-        if issubclass(kind, plain) and all(getattr(kind, x) is getattr(plain, x) for x in own):
-            return stacked
+    if _is_still(kind, SequentialLoop, StackedLoop.REPLACED):
+        return StackedLoop
+    if _is_still(kind, VanillaSlotAttention, StackedCompetition.REPLACED):
+        return StackedCompetition
     return StackedMechanism
+
+
+def _is_still(kind: type, base: type, methods: Sequence[str]) -> bool:
+    """Tell whether `kind` is a `base` with these methods as they were."""
+    return issubclass(kind, base) and all(getattr(kind, name) is getattr(base, name) for name in methods)
 
 
 class StackedModel(nn.Module):

@@ -100,7 +100,7 @@ class TrainedModel:
     model: BenchmarkModel
     seed: int
     final_loss: float  # mean over the last epoch
-    train_seconds: float  # of this seed: those trained as one share their time equally
+    train_seconds: float  # of this seed: those trained as one share their time, and its compiling, equally
     dynamics: list[dict[str, Any]]  # the metrics by epoch
 
 
