@@ -304,15 +304,15 @@ def compete(
     """
     n_seeds, n_rows, _ = slot.shape
     n_readers = n_rows // tokens.shape[1]
+    product = np.empty((n_readers, tokens.shape[3]), np.float32)
     for seed in range(n_seeds):
         normed, query = normed_out[seed], query_out[seed]
         _ask(slot[seed], query_weight[seed], query_bias[seed], normed, norm_scale_out[seed], query)
         for sample in range(tokens.shape[1]):
             start, stop = sample * n_readers, (sample + 1) * n_readers
             attn = attn_out[seed, start:stop]
-            _compete(
-                query_out[seed, start:stop], tokens[seed, sample], floor, attn, pooled_out[seed, start:stop]
-            )
+            pooled = pooled_out[seed, start:stop]
+            _compete(query_out[seed, start:stop], tokens[seed, sample], floor, attn, pooled, product)
 
 
 @_compiled
@@ -337,7 +337,9 @@ def compete_backward(
     n_samples = tokens.shape[1]
     n_readers = n_rows // n_samples
     d_query = np.empty((n_rows, d + 1), np.float32)
-    d_score, d_sum = np.empty((n_readers, tokens.shape[2]), np.float32), np.empty(d, np.float32)
+    left = np.empty((2 * n_readers, tokens.shape[2]), np.float32)
+    right = np.empty((2 * n_readers, d), np.float32)
+    product = np.empty((tokens.shape[2], d), np.float32)
     for seed in range(n_seeds):
         for sample in range(n_samples):
             start, stop = sample * n_readers, (sample + 1) * n_readers
@@ -351,8 +353,9 @@ def compete_backward(
                 pooled[seed, start:stop],
                 d_query[start:stop],
                 d_tokens_out[seed, sample],
-                d_score,
-                d_sum,
+                left,
+                right,
+                product,
             )
         _ask_backward(
             d_query,
@@ -698,8 +701,8 @@ def _attend_backward(
 
 
 @_compiled
-def _compete(query: Array, tokens: Array, floor: Array, attn: Array, pooled: Array) -> None:
-    """One sample of `compete`."""
+def _compete(query: Array, tokens: Array, floor: Array, attn: Array, pooled: Array, product: Array) -> None:
+    """One sample of `compete`; `product` [N, D] is room to work in."""
     n_readers = len(query)
     n_tokens, d = tokens.shape
     for row in range(n_readers):
@@ -718,17 +721,14 @@ def _compete(query: Array, tokens: Array, floor: Array, attn: Array, pooled: Arr
             total += attn[row, token]
         for row in range(n_readers):
             attn[row, token] /= total
+    np.dot(attn, tokens, product)
     for row in range(n_readers):
         total = _ZERO
         for token in range(n_tokens):
             total += attn[row, token]
         floored = max(total, floor)
         for i in range(d):
-            pooled[row, i] = _ZERO
-        for token in range(n_tokens):
-            weight = attn[row, token] / floored
-            for i in range(d):
-                pooled[row, i] += weight * tokens[token, i]
+            pooled[row, i] = product[row, i] / floored
         pooled[row, d] = total / floored
 
 
@@ -743,19 +743,26 @@ def _compete_backward(
     pooled: Array,
     d_query: Array,
     d_tokens: Array,
-    d_score: Array,
-    d_sum: Array,
+    left: Array,
+    right: Array,
+    product: Array,
 ) -> None:
-    """One sample of `compete_backward`; `d_score` [N, L] and `d_sum` [D] are room to work in."""
+    """One sample of `compete_backward`; `left` [2 N, L], `right` [2 N, D], `product` [L, D] are working room.
+
+    The gradient of the tokens is attention times that of the sums, plus that of the scores times the queries.
+    """
     n_readers = len(query)
     n_tokens, d = tokens.shape
+    d_sum, d_score = right[:n_readers], left[n_readers:]
     for row in range(n_readers):
         total = _ZERO
         for token in range(n_tokens):
             total += attn[row, token]
+            left[row, token] = attn[row, token]
         floored = max(total, floor)
         for i in range(d):
-            d_sum[i] = d_pooled[row, i] / floored
+            d_sum[row, i] = d_pooled[row, i] / floored
+            right[n_readers + row, i] = query[row, i]
         d_total = d_pooled[row, d] / floored
         if total > floor:
             along = _ZERO
@@ -765,22 +772,20 @@ def _compete_backward(
         for token in range(n_tokens):
             given = d_attn[row, token] + d_total
             for i in range(d):
-                given += d_sum[i] * tokens[token, i]
+                given += d_sum[row, i] * tokens[token, i]
             d_score[row, token] = given
-            for i in range(d):
-                d_tokens[token, i] += attn[row, token] * d_sum[i]
     for token in range(n_tokens):
         mean = _ZERO
         for row in range(n_readers):
             mean += attn[row, token] * d_score[row, token]
         for row in range(n_readers):
             d_score[row, token] = attn[row, token] * (d_score[row, token] - mean)
+    np.dot(left.T, right, product)
+    _add(product, d_tokens)
+    np.dot(d_score, tokens, d_sum)
     for row in range(n_readers):
-        for i in range(d + 1):
-            d_query[row, i] = _ZERO
+        d_query[row, d] = _ZERO
         for token in range(n_tokens):
             d_query[row, d] += d_score[row, token]
-            for i in range(d):
-                d_query[row, i] += d_score[row, token] * tokens[token, i]
-            for i in range(d):
-                d_tokens[token, i] += d_score[row, token] * query[row, i]
+        for i in range(d):
+            d_query[row, i] = d_sum[row, i]
