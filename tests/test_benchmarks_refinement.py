@@ -31,7 +31,7 @@ def draw(*shapes, seed=0, scale=1.0):
     return [(scale * torch.randn(shape, generator=generator)).requires_grad_() for shape in shapes]
 
 
-def compare(found, expected, inputs, doubles):
+def assert_same(found, expected, inputs, doubles):
     """Outputs and the gradients of inputs that random gradients of the outputs give."""
     for x, y in zip(found, expected, strict=True):
         torch.testing.assert_close(x.double(), y, rtol=1e-5, atol=1e-5)
@@ -56,9 +56,9 @@ def mapped(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def test_affine_maps(n_seeds, n, _, n_in, d):
     inputs = draw((n_seeds, n, n_in), (n_seeds, d, n_in), (n_seeds, d))
     doubles = in_double(inputs)
-    compare([refinement.affine(*inputs)], [mapped(*doubles)], inputs, doubles)
+    assert_same([refinement.affine(*inputs)], [mapped(*doubles)], inputs, doubles)
     inputs, doubles = draw(*(x.shape for x in inputs)), in_double(inputs)
-    compare([refinement.gelu_affine(*inputs)], [F.gelu(mapped(*doubles))], inputs, doubles)
+    assert_same([refinement.gelu_affine(*inputs)], [F.gelu(mapped(*doubles))], inputs, doubles)
 
 
 def test_nobody_asks_for_the_gradient_of_features():
@@ -75,7 +75,7 @@ def test_norms(n_seeds, n, _, __, d):
     inputs = draw((n_seeds, n, d), (n_seeds, d), (n_seeds, d), scale=3.0)
     doubles = in_double(inputs)
     x, gain, shift = doubles
-    compare(
+    assert_same(
         [refinement.scaled_norm(*inputs)],
         [F.layer_norm(x, [d]) * gain.unsqueeze(1) + shift.unsqueeze(1)],
         inputs,
@@ -83,7 +83,7 @@ def test_norms(n_seeds, n, _, __, d):
     )
     inputs, doubles = inputs[:1], in_double(inputs[:1])
     inputs[0].grad = None
-    compare([refinement.normalise(inputs[0])], [F.layer_norm(doubles[0], [d])], inputs, doubles)
+    assert_same([refinement.normalise(inputs[0])], [F.layer_norm(doubles[0], [d])], inputs, doubles)
 
 
 def refined(update, slot, p: Refinement):
@@ -105,7 +105,7 @@ def test_refinement_twice_sums_the_gradients_of_its_parameters(n_seeds, n, _, n_
     found = refinement.refine(inputs[0], refinement.refine(*inputs[:2], shared), shared)
     parameters = Refinement(*doubles[2:])
     expected = refined(doubles[0], refined(*doubles[:2], parameters), parameters)
-    compare([found], [expected], inputs, doubles)
+    assert_same([found], [expected], inputs, doubles)
 
 
 @pytest.mark.parametrize(("n_seeds", "n_samples", "n_slots", "n_tokens", "d"), SIZES)
@@ -120,7 +120,7 @@ def test_a_look_over_tokens(n_seeds, n_samples, n_slots, n_tokens, d):
     query = mapped(F.layer_norm(slots, [d]), weight, map_bias).view(n_seeds, n_samples, n_slots, d)
     attn = torch.softmax(scale.unsqueeze(2) * (query @ h.mT) + bias.unsqueeze(2), 3)
     pooled = (scale.unsqueeze(2) * attn) @ h
-    compare(found, [attn.flatten(1, 2), pooled.flatten(1, 2)], inputs, doubles)
+    assert_same(found, [attn.flatten(1, 2), pooled.flatten(1, 2)], inputs, doubles)
 
 
 @pytest.mark.parametrize(("n_seeds", "n_samples", "n_slots", "n_tokens", "d"), SIZES)
@@ -134,7 +134,7 @@ def test_a_competition_of_slots(n_seeds, n_samples, n_slots, n_tokens, d):
     attn = torch.softmax(asked[..., :d] @ h.mT + asked[..., d:], 2)
     total = attn.sum(3, keepdim=True)
     pooled = torch.cat([attn @ h, total], 3) / total.clamp(min=1e-8)
-    compare(found, [attn.flatten(1, 2), pooled.flatten(1, 2)], inputs, doubles)
+    assert_same(found, [attn.flatten(1, 2), pooled.flatten(1, 2)], inputs, doubles)
 
 
 def test_values_beyond_exp_saturate_and_nan_stays():
@@ -232,8 +232,8 @@ def test_blas_keeps_to_one_thread_while_anybody_asks_it_to():
 
     with ThreadpoolController().select(internal_api="openblas").limit(limits=2):
         assert threads() == {2}
-        with blas.one_blas_thread():
-            with blas.one_blas_thread():
+        with blas.one_blas_thread:
+            with blas.one_blas_thread:
                 assert threads() == {1}
             assert threads() == {1}
         assert threads() == {2}

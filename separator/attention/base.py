@@ -136,6 +136,10 @@ class SlotAttention(Mechanism):
         value_map = torch.cat([self.proj_v.weight, self.proj_v.bias.unsqueeze(1)], 1)  # [D, D + 1]
         return AffineMap(self.gru.weight_ih @ value_map, self.gru.bias_ih)
 
+    def weighed_maps(self, temperature: float) -> Maps:
+        """Return the maps of a mechanism for which <q, b_k> and the sum of a slot's weights count."""
+        return Maps(self.query_map(temperature), self.offset_map(temperature), self.weighed_gates_map())
+
     def refine(self, update: Tensor, slot: Tensor, gates: AffineMap) -> Tensor:
         """Return the slots [N, D] after the GRU, whose input gates are `gates` of `update`, and the MLP."""
         gru = self.gru
@@ -246,6 +250,16 @@ def check_positive(**sizes: int) -> None:
     for name, value in sizes.items():
         if value < 1:
             raise SeparatorError(f"{name}={value} is not positive; pass at least 1")
+
+
+def weighed_mean(pooled: Tensor, attn: Tensor) -> Tensor:
+    """Return the mean [B, N, D] whose sums are `pooled`, and the sum of its weights: [B, N, D + 1].
+
+    `attn` [B, N, L] is divided by its sum, or by a floor under that: the weights of a slot that lost all
+    tokens have a sum below one.
+    """
+    total = attn.sum(2, keepdim=True)
+    return torch.cat([pooled, total], 2) / total.clamp(min=WEIGHT_FLOOR)
 
 
 def checked_attn(attn: Tensor, h: Tensor) -> Tensor:

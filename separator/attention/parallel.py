@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from separator.attention.base import (
-    WEIGHT_FLOOR,
     Maps,
     SlotAttention,
     SlotAttentionOutput,
     checked_attn,
+    weighed_mean,
 )
 from separator.attention.reading import Tokens
 
@@ -49,12 +49,8 @@ class VanillaSlotAttention(SlotAttention):
         return SlotAttentionOutput(slots, attn, None)
 
     def maps(self) -> Maps:
-        """Return the maps with <q, b_k>, which counts as slots compete, and with the sum of the weights.
-
-        A slot that lost all tokens has weights of sum < 1.
-        """
-        temperature = math.sqrt(self.d_model)
-        return Maps(self.query_map(temperature), self.offset_map(temperature), self.weighed_gates_map())
+        """Return the maps of slots that compete, so that <q, b_k> counts."""
+        return self.weighed_maps(math.sqrt(self.d_model))
 
     def look(self, tokens: Tokens, slots: Tensor, maps: Maps) -> tuple[Tensor, Tensor]:
         """Return the attention [B, S, L] of slots [B, S, D], and what it pools."""
@@ -73,5 +69,4 @@ class VanillaSlotAttention(SlotAttention):
 
     def pool(self, tokens: Tokens, attn: Tensor) -> Tensor:
         """Return the mean of the tokens by attention, and the sum of its weights: [B, S, D + 1]."""
-        total = attn.sum(2, keepdim=True)
-        return torch.cat([tokens.pool(attn), total], 2) / total.clamp(min=WEIGHT_FLOOR)
+        return weighed_mean(tokens.pool(attn), attn)

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from separator.attention.base import WEIGHT_FLOOR, Deplete, Maps
+from separator.attention.base import Deplete, Maps, weighed_mean
 from separator.attention.depletion import check_epsilon, deplete
 from separator.attention.reading import Tokens, TokenState
 from separator.attention.sequential import SequentialSlotAttention
@@ -45,8 +45,7 @@ class StickBreakingSlotAttention(SequentialSlotAttention):
 
     def maps(self) -> Maps:
         """Return the maps with <q, b_k>, which moves a sigmoid, and with the sum of the weights."""
-        temperature = self.tau * math.sqrt(self.d_model)
-        return Maps(self.query_map(temperature), self.offset_map(temperature), self.weighed_gates_map())
+        return self.weighed_maps(self.tau * math.sqrt(self.d_model))
 
     def normalise(self, logits: Tensor, state: TokenState) -> Tensor:
         """Return pi [B, 1, L]."""
@@ -54,5 +53,4 @@ class StickBreakingSlotAttention(SequentialSlotAttention):
 
     def pool(self, tokens: Tokens, attn: Tensor, state: TokenState) -> Tensor:
         """Return the mean of the tokens as they are left, and the sum of its weights: [B, 1, D + 1]."""
-        total = attn.sum(2, keepdim=True)
-        return torch.cat([super().pool(tokens, attn, state), total], 2) / total.clamp(min=WEIGHT_FLOOR)
+        return weighed_mean(super().pool(tokens, attn, state), attn)

@@ -1,39 +1,43 @@
 """The OpenBLAS that SciPy brings, which multiplies matrices in the loops of `kernels`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
 import scipy.linalg  # noqa: F401  loads it
 from threadpoolctl import ThreadpoolController
 
-_lock = Lock()
-_limits: list[Any] = []  # one for all that run at a time
-_n_users = 0
 
-
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """Keep OpenBLAS to one thread: of products this small, more only wait for one another.
+class OneThread:
+    """Keeps OpenBLAS to one thread while somebody is in it: for small products, more are slower.
 
     The limit is the process's; where threads use it at a time, it ends with the last of them.
     """
-    global _n_users
-    with _lock:
-        if not _n_users:
-            _limits.append(ThreadpoolController().select(internal_api="openblas").limit(limits=1))
-        _n_users += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _n_users -= 1
-            if not _n_users:
-                _limits.pop().restore_original_limits()
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._n_users = 0
+        self._limit: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._n_users:
+                self._limit = _openblas().limit(limits=1)
+            self._n_users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._n_users -= 1
+            if not self._n_users:
+                self._limit.restore_original_limits()
+
+
+one_blas_thread = OneThread()
 
 
 def blas_kernels() -> str:
     """Return the processors OpenBLAS has chosen its kernels for, such as "SkylakeX"."""
-    found = ThreadpoolController().select(internal_api="openblas").info()
-    return ", ".join(sorted({str(library["architecture"]) for library in found})) or "none"
+    return ", ".join(sorted({str(library["architecture"]) for library in _openblas().info()})) or "none"
+
+
+def _openblas() -> Any:
+    return ThreadpoolController().select(internal_api="openblas")

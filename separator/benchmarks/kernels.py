@@ -78,9 +78,8 @@ def affine(x: Array, weight: Array, bias: Array, out: Array) -> None:
     n_seeds, n_rows, _ = x.shape
     for seed in range(n_seeds):
         for start in range(0, n_rows, BLOCK):
-            rows = out[seed][start : start + BLOCK]
-            np.dot(x[seed][start : start + BLOCK], weight[seed].T, rows)
-            _shift(rows, bias[seed])
+            rows = x[seed][start : start + BLOCK]
+            _map(rows, weight[seed], bias[seed], out[seed][start : start + BLOCK])
 
 
 @_compiled
@@ -95,9 +94,8 @@ def affine_backward(
             given = d_y[seed][start : start + BLOCK]
             if d_x_out.size:
                 np.dot(given, weight[seed], d_x_out[seed][start : start + BLOCK])
-            np.dot(given.T, x[seed][start : start + BLOCK], product)
-            _add(product, d_weight_out[seed])
-            _add_rows(given, d_bias_out[seed])
+            rows = x[seed][start : start + BLOCK]
+            _sum_up(given, rows, product, d_weight_out[seed], d_bias_out[seed])
 
 
 @_compiled
@@ -135,9 +133,7 @@ def gelu_affine_backward(
             _multiply(d_active[seed][start : start + BLOCK], slope[seed][start : start + BLOCK], d_inner)
             if d_x_out.size:
                 np.dot(d_inner, weight[seed], d_x_out[seed][start : start + BLOCK])
-            np.dot(d_inner.T, rows, product)
-            _add(product, d_weight_out[seed])
-            _add_rows(d_inner, d_bias_out[seed])
+            _sum_up(d_inner, rows, product, d_weight_out[seed], d_bias_out[seed])
 
 
 @_compiled
@@ -400,23 +396,16 @@ def refine(
             x, h, p = from_input[: stop - start], from_hidden[: stop - start], product[: stop - start]
             old, state = slot[seed][start:stop], out[seed][start:stop]
             normed, active = normed_out[seed][start:stop], active_out[seed][start:stop]
-            np.dot(update[seed][start:stop], input_weight[seed].T, x)
-            np.dot(old, hidden_weight[seed].T, h)
-            _shift(x, input_bias[seed])
-            _shift(h, hidden_bias[seed])
-            gates, gated, new = (
-                gates_out[seed][start:stop],
-                gated_out[seed][start:stop],
-                new_out[seed][start:stop],
-            )
-            _gru(x, h, old, gates, gated, new, state)
+            gates, gated = gates_out[seed][start:stop], gated_out[seed][start:stop]
+            _map(update[seed][start:stop], input_weight[seed], input_bias[seed], x)
+            _map(old, hidden_weight[seed], hidden_bias[seed], h)
+            _gru(x, h, old, gates, gated, new_out[seed][start:stop], state)
             for row in range(stop - start):
                 scale_out[seed, start + row] = _normalise(state[row], normed[row])
             np.dot(normed, first_weight[seed].T, p)
             _gelu(p, first_bias[seed], active, slope_out[seed][start:stop])
-            np.dot(active, second_weight[seed].T, p)
+            _map(active, second_weight[seed], second_bias[seed], p)
             _add(p, state)
-            _shift(state, second_bias[seed])
 
 
 @_compiled
@@ -460,14 +449,11 @@ def refine_backward(
             d_state, p = for_state[: stop - start], product[: stop - start]
             given, old, d_old = d_out[seed][start:stop], slot[seed][start:stop], d_slot_out[seed][start:stop]
             normal = normed[seed][start:stop]
-            np.dot(given.T, active[seed][start:stop], square)
-            _add(square, d_second_weight_out[seed])
-            _add_rows(given, d_second_bias_out[seed])
+            d_second = d_second_weight_out[seed], d_second_bias_out[seed]
+            _sum_up(given, active[seed][start:stop], square, *d_second)
             np.dot(given, second_weight[seed], d_state)
             _multiply(d_state, slope[seed][start:stop], p)  # the gradient of the first map's outcome
-            np.dot(p.T, normal, square)
-            _add(square, d_first_weight_out[seed])
-            _add_rows(p, d_first_bias_out[seed])
+            _sum_up(p, normal, square, d_first_weight_out[seed], d_first_bias_out[seed])
             np.dot(p, first_weight[seed], d_state)
             for row in range(stop - start):
                 _normalise_backward(d_state[row], normal[row], scale[seed, start + row], p[row])
@@ -475,14 +461,11 @@ def refine_backward(
             gate, reads, news = gates[seed][start:stop], gated[seed][start:stop], new[seed][start:stop]
             _gru_backward(p, old, gate, reads, news, d_old, x, h)
             np.dot(x, input_weight[seed], d_update_out[seed][start:stop])
-            np.dot(x.T, update[seed][start:stop], input_product)
-            _add(input_product, d_input_weight_out[seed])
-            _add_rows(x, d_input_bias_out[seed])
+            d_input = d_input_weight_out[seed], d_input_bias_out[seed]
+            _sum_up(x, update[seed][start:stop], input_product, *d_input)
             np.dot(h, hidden_weight[seed], p)
             _add(p, d_old)
-            np.dot(h.T, old, hidden_product)
-            _add(hidden_product, d_hidden_weight_out[seed])
-            _add_rows(h, d_hidden_bias_out[seed])
+            _sum_up(h, old, hidden_product, d_hidden_weight_out[seed], d_hidden_bias_out[seed])
 
 
 @_compiled
@@ -568,11 +551,23 @@ def _normalise_backward(given: Array, normed: Array, scale: Array, d_x: Array) -
 
 
 @_compiled
-def _shift(rows: Array, bias: Array) -> None:
-    for row in range(len(rows)):
-        values = rows[row]
+def _map(rows: Array, weight: Array, bias: Array, out: Array) -> None:
+    np.dot(rows, weight.T, out)
+    for row in range(len(out)):
+        values = out[row]
         for i in range(len(values)):
             values[i] += bias[i]
+
+
+@_compiled
+def _sum_up(given: Array, rows: Array, product: Array, d_weight: Array, d_bias: Array) -> None:
+    """Add the gradients of the parameters of `_map`; `product` is room for that of the weight."""
+    np.dot(given.T, rows, product)
+    _add(product, d_weight)
+    for row in range(len(given)):
+        values = given[row]
+        for i in range(len(values)):
+            d_bias[i] += values[i]
 
 
 @_compiled
@@ -581,14 +576,6 @@ def _add(rows: Array, out: Array) -> None:
         values, sums = rows[row], out[row]
         for i in range(len(values)):
             sums[i] += values[i]
-
-
-@_compiled
-def _add_rows(rows: Array, total: Array) -> None:
-    for row in range(len(rows)):
-        values = rows[row]
-        for i in range(len(values)):
-            total[i] += values[i]
 
 
 @_compiled
@@ -606,8 +593,7 @@ def _ask(slot: Array, weight: Array, bias: Array, normed: Array, scale: Array, q
         rows, queries = normed[start : start + BLOCK], query[start : start + BLOCK]
         for row in range(len(rows)):
             scale[start + row] = _normalise(slot[start + row], rows[row])
-        np.dot(rows, weight.T, queries)
-        _shift(queries, bias)
+        _map(rows, weight, bias, queries)
 
 
 @_compiled
@@ -619,9 +605,7 @@ def _ask_backward(
         given, rows = d_query[start : start + BLOCK], normed[start : start + BLOCK]
         d_rows = d_normed[: len(rows)]
         np.dot(given, weight, d_rows)
-        np.dot(given.T, rows, product)
-        _add(product, d_weight)
-        _add_rows(given, d_bias)
+        _sum_up(given, rows, product, d_weight, d_bias)
         for row in range(len(rows)):
             _normalise_backward(d_rows[row], rows[row], scale[start + row], d_slot[start + row])
 

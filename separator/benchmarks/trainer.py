@@ -230,7 +230,7 @@ def train_models(
     trained: list[TrainedModel] = []
     for index, (run, group) in enumerate(groups):
         share = _part_of(progress, index, len(groups))
-        with torch.random.fork_rng(devices=[]), one_blas_thread():
+        with torch.random.fork_rng(devices=[]), one_blas_thread:
             torch.manual_seed(group[0] + NOISE_OFFSET)
             trained += _fit(run, group, chosen, setting, weights, share)
     return trained
