@@ -17,7 +17,7 @@ from numba import njit
 
 Loop = Callable[..., Any]
 Array = Any  # float32: what numba's compiler sees
-BLOCK = 128  # rows whose arrays stay in the cache together
+BLOCK = 320  # rows whose arrays stay in the cache together
 NORM_EPS = np.float32(1e-5)
 
 _ZERO, _HALF, _ONE, _TWO = (np.float32(x) for x in (0, 0.5, 1, 2))
@@ -139,15 +139,13 @@ def gelu_affine_backward(
 @_compiled
 def norm(x: Array, normed_out: Array, scale_out: Array) -> None:
     """Rows of x [n, D] with mean zero and variance one, and what they were multiplied by [n]."""
-    for row in range(len(x)):
-        scale_out[row] = _normalise(x[row], normed_out[row])
+    _normalise(x, normed_out, scale_out)
 
 
 @_compiled
 def norm_backward(d_normed: Array, normed: Array, scale: Array, d_x_out: Array) -> None:
     """Gradient of `norm`."""
-    for row in range(len(normed)):
-        _normalise_backward(d_normed[row], normed[row], scale[row], d_x_out[row])
+    _normalise_backward(d_normed, normed, scale, d_x_out)
 
 
 @_compiled
@@ -155,11 +153,10 @@ def scaled_norm(x: Array, gain: Array, shift: Array, normed_out: Array, scale_ou
     """`norm` of x [R, n, D], times gain [R, D] plus shift [R, D]."""
     n_seeds, n_rows, d = x.shape
     for seed in range(n_seeds):
+        _normalise(x[seed], normed_out[seed], scale_out[seed])
         for row in range(n_rows):
-            normed, values = normed_out[seed, row], out[seed, row]
-            scale_out[seed, row] = _normalise(x[seed, row], normed)
             for i in range(d):
-                values[i] = normed[i] * gain[seed, i] + shift[seed, i]
+                out[seed, row, i] = normed_out[seed, row, i] * gain[seed, i] + shift[seed, i]
 
 
 @_compiled
@@ -174,17 +171,16 @@ def scaled_norm_backward(
 ) -> None:
     """Gradients of `scaled_norm`."""
     n_seeds, n_rows, d = normed.shape
-    d_normed = np.empty(d, np.float32)
+    d_normed = np.empty((n_rows, d), np.float32)
     for seed in range(n_seeds):
         for row in range(n_rows):
-            given, unit = d_y[seed, row], normed[seed, row]
             for i in range(d):
-                d_normed[i] = given[i] * gain[seed, i]
+                d_normed[row, i] = d_y[seed, row, i] * gain[seed, i]
             for i in range(d):
-                d_gain_out[seed, i] += given[i] * unit[i]
+                d_gain_out[seed, i] += d_y[seed, row, i] * normed[seed, row, i]
             for i in range(d):
-                d_shift_out[seed, i] += given[i]
-            _normalise_backward(d_normed, unit, scale[seed, row], d_x_out[seed, row])
+                d_shift_out[seed, i] += d_y[seed, row, i]
+        _normalise_backward(d_normed, normed[seed], scale[seed], d_x_out[seed])
 
 
 @_compiled
@@ -212,17 +208,8 @@ def look(
     for seed in range(n_seeds):
         normed, query = normed_out[seed], query_out[seed]
         _ask(slot[seed], query_weight[seed], query_bias[seed], normed, norm_scale_out[seed], query)
-        for sample in range(tokens.shape[1]):
-            start, stop = sample * n_readers, (sample + 1) * n_readers
-            _attend(
-                query_out[seed, start:stop],
-                tokens[seed, sample],
-                scale[seed, sample],
-                bias[seed, sample],
-                score_out[seed, start:stop],
-                attn_out[seed, start:stop],
-                pooled_out[seed, start:stop],
-            )
+        looked = score_out[seed], attn_out[seed], pooled_out[seed]
+        _attend(n_readers, query, tokens[seed], scale[seed], bias[seed], *looked)
 
 
 @_compiled
@@ -246,28 +233,23 @@ def look_backward(
 ) -> None:
     """Gradients of `look`; all but that of the slots are added to."""
     n_seeds, n_rows, d = normed.shape
-    n_samples = tokens.shape[1]
-    n_readers = n_rows // n_samples
+    n_readers = n_rows // tokens.shape[1]
     d_query = np.empty((n_rows, d), np.float32)
-    through, d_logits = np.empty(tokens.shape[2], np.float32), np.empty(tokens.shape[2], np.float32)
     for seed in range(n_seeds):
-        for sample in range(n_samples):
-            start, stop = sample * n_readers, (sample + 1) * n_readers
-            _attend_backward(
-                d_attn[seed, start:stop],
-                d_pooled[seed, start:stop],
-                query[seed, start:stop],
-                tokens[seed, sample],
-                scale[seed, sample],
-                score[seed, start:stop],
-                attn[seed, start:stop],
-                d_query[start:stop],
-                d_tokens_out[seed, sample],
-                d_scale_out[seed, sample],
-                d_bias_out[seed, sample],
-                through,
-                d_logits,
-            )
+        _attend_backward(
+            n_readers,
+            d_attn[seed],
+            d_pooled[seed],
+            query[seed],
+            tokens[seed],
+            scale[seed],
+            score[seed],
+            attn[seed],
+            d_query,
+            d_tokens_out[seed],
+            d_scale_out[seed],
+            d_bias_out[seed],
+        )
         _ask_backward(
             d_query,
             query_weight[seed],
@@ -300,15 +282,10 @@ def compete(
     """
     n_seeds, n_rows, _ = slot.shape
     n_readers = n_rows // tokens.shape[1]
-    product = np.empty((n_readers, tokens.shape[3]), np.float32)
     for seed in range(n_seeds):
         normed, query = normed_out[seed], query_out[seed]
         _ask(slot[seed], query_weight[seed], query_bias[seed], normed, norm_scale_out[seed], query)
-        for sample in range(tokens.shape[1]):
-            start, stop = sample * n_readers, (sample + 1) * n_readers
-            attn = attn_out[seed, start:stop]
-            pooled = pooled_out[seed, start:stop]
-            _compete(query_out[seed, start:stop], tokens[seed, sample], floor, attn, pooled, product)
+        _compete(n_readers, query, tokens[seed], floor, attn_out[seed], pooled_out[seed])
 
 
 @_compiled
@@ -330,29 +307,21 @@ def compete_backward(
 ) -> None:
     """Gradients of `compete`; all but that of the slots are added to."""
     n_seeds, n_rows, d = normed.shape
-    n_samples = tokens.shape[1]
-    n_readers = n_rows // n_samples
+    n_readers = n_rows // tokens.shape[1]
     d_query = np.empty((n_rows, d + 1), np.float32)
-    left = np.empty((2 * n_readers, tokens.shape[2]), np.float32)
-    right = np.empty((2 * n_readers, d), np.float32)
-    product = np.empty((tokens.shape[2], d), np.float32)
     for seed in range(n_seeds):
-        for sample in range(n_samples):
-            start, stop = sample * n_readers, (sample + 1) * n_readers
-            _compete_backward(
-                d_attn[seed, start:stop],
-                d_pooled[seed, start:stop],
-                query[seed, start:stop],
-                tokens[seed, sample],
-                floor,
-                attn[seed, start:stop],
-                pooled[seed, start:stop],
-                d_query[start:stop],
-                d_tokens_out[seed, sample],
-                left,
-                right,
-                product,
-            )
+        _compete_backward(
+            n_readers,
+            d_attn[seed],
+            d_pooled[seed],
+            query[seed],
+            tokens[seed],
+            floor,
+            attn[seed],
+            pooled[seed],
+            d_query,
+            d_tokens_out[seed],
+        )
         _ask_backward(
             d_query,
             query_weight[seed],
@@ -400,8 +369,7 @@ def refine(
             _map(update[seed][start:stop], input_weight[seed], input_bias[seed], x)
             _map(old, hidden_weight[seed], hidden_bias[seed], h)
             _gru(x, h, old, gates, gated, new_out[seed][start:stop], state)
-            for row in range(stop - start):
-                scale_out[seed, start + row] = _normalise(state[row], normed[row])
+            _normalise(state, normed, scale_out[seed][start:stop])
             np.dot(normed, first_weight[seed].T, p)
             _gelu(p, first_bias[seed], active, slope_out[seed][start:stop])
             _map(active, second_weight[seed], second_bias[seed], p)
@@ -455,8 +423,7 @@ def refine_backward(
             _multiply(d_state, slope[seed][start:stop], p)  # the gradient of the first map's outcome
             _sum_up(p, normal, square, d_first_weight_out[seed], d_first_bias_out[seed])
             np.dot(p, first_weight[seed], d_state)
-            for row in range(stop - start):
-                _normalise_backward(d_state[row], normal[row], scale[seed, start + row], p[row])
+            _normalise_backward(d_state, normal, scale[seed][start:stop], p)
             _add(given, p)
             gate, reads, news = gates[seed][start:stop], gated[seed][start:stop], new[seed][start:stop]
             _gru_backward(p, old, gate, reads, news, d_old, x, h)
@@ -473,16 +440,15 @@ def _gru(x: Array, h: Array, old: Array, gates: Array, gated: Array, new: Array,
     """r, z = sigmoid(x + h) of two thirds; n = tanh(x + r h) of the last; state = n + z (old - n)."""
     n_rows, d = old.shape
     for row in range(n_rows):
-        x_row, h_row, old_row = x[row], h[row], old[row]
-        gate, reads, news, states = gates[row], gated[row], new[row], state[row]
         for i in range(2 * d):
-            gate[i] = _sigmoid(x_row[i] + h_row[i])
+            gates[row, i] = _sigmoid(x[row, i] + h[row, i])
         for i in range(d):
-            reads[i] = h_row[2 * d + i]
+            gated[row, i] = h[row, 2 * d + i]
         for i in range(d):
-            news[i] = _TWO * _sigmoid(_TWO * (x_row[2 * d + i] + gate[i] * reads[i])) - _ONE  # tanh
+            at = x[row, 2 * d + i] + gates[row, i] * gated[row, i]
+            new[row, i] = _TWO * _sigmoid(_TWO * at) - _ONE  # tanh
         for i in range(d):
-            states[i] = news[i] + gate[d + i] * (old_row[i] - news[i])
+            state[row, i] = new[row, i] + gates[row, d + i] * (old[row, i] - new[row, i])
 
 
 @_compiled
@@ -491,72 +457,76 @@ def _gru_backward(
 ) -> None:
     n_rows, d = old.shape
     for row in range(n_rows):
-        given, old_row, gate, reads, news = d_state[row], old[row], gates[row], gated[row], new[row]
-        d_old_row, x, h = d_old[row], d_x[row], d_h[row]
         for i in range(d):
-            d_old_row[i] = given[i] * gate[d + i]
+            d_old[row, i] = d_state[row, i] * gates[row, d + i]
         for i in range(d):
-            x[d + i] = given[i] * (old_row[i] - news[i]) * gate[d + i] * (_ONE - gate[d + i])
+            slope = gates[row, d + i] * (_ONE - gates[row, d + i])
+            d_x[row, d + i] = d_state[row, i] * (old[row, i] - new[row, i]) * slope
         for i in range(d):
-            x[2 * d + i] = (given[i] - d_old_row[i]) * (_ONE - news[i] * news[i])
+            d_x[row, 2 * d + i] = (d_state[row, i] - d_old[row, i]) * (_ONE - new[row, i] * new[row, i])
         for i in range(d):
-            x[i] = x[2 * d + i] * reads[i] * gate[i] * (_ONE - gate[i])
+            slope = gates[row, i] * (_ONE - gates[row, i])
+            d_x[row, i] = d_x[row, 2 * d + i] * gated[row, i] * slope
         for i in range(d):
-            h[2 * d + i] = x[2 * d + i] * gate[i]
+            d_h[row, 2 * d + i] = d_x[row, 2 * d + i] * gates[row, i]
         for i in range(2 * d):
-            h[i] = x[i]
+            d_h[row, i] = d_x[row, i]
 
 
 @_compiled
 def _gelu(x: Array, bias: Array, active: Array, slope: Array) -> None:
-    for row in range(len(x)):
-        values, actives, slopes = x[row], active[row], slope[row]
-        for i in range(len(values)):
-            at = values[i] + bias[i]
+    n_rows, d = x.shape
+    for row in range(n_rows):
+        for i in range(d):
+            at = x[row, i] + bias[i]
             bell = _exp(-_HALF * at * at)
             t = _ONE / (_ONE + _ERF_SCALE * abs(at))
             tail = ((((_ERF[0] * t + _ERF[1]) * t + _ERF[2]) * t + _ERF[3]) * t + _ERF[4]) * t * bell
             below = _HALF * tail if at < _ZERO else _ONE - _HALF * tail
-            actives[i] = at * below
-            slopes[i] = below + at * _DENSITY * bell
+            active[row, i] = at * below
+            slope[row, i] = below + at * _DENSITY * bell
 
 
 @_compiled
-def _normalise(values: Array, normed: Array) -> Array:
-    """Fill `normed` and return the factor."""
-    mean = _ZERO
-    for i in range(len(values)):
-        mean += values[i]
-    mean /= np.float32(len(values))
-    square = _ZERO
-    for i in range(len(values)):
-        square += (values[i] - mean) * (values[i] - mean)
-    scale = _ONE / np.sqrt(square / np.float32(len(values)) + NORM_EPS)
-    for i in range(len(values)):
-        normed[i] = (values[i] - mean) * scale
-    return scale
+def _normalise(x: Array, normed: Array, scale: Array) -> None:
+    """Fill `normed` [n, D] and the factors `scale` [n]."""
+    n_rows, d = x.shape
+    for row in range(n_rows):
+        mean = _ZERO
+        for i in range(d):
+            mean += x[row, i]
+        mean /= np.float32(d)
+        square = _ZERO
+        for i in range(d):
+            square += (x[row, i] - mean) * (x[row, i] - mean)
+        factor = _ONE / np.sqrt(square / np.float32(d) + NORM_EPS)
+        for i in range(d):
+            normed[row, i] = (x[row, i] - mean) * factor
+        scale[row] = factor
 
 
 @_compiled
 def _normalise_backward(given: Array, normed: Array, scale: Array, d_x: Array) -> None:
-    mean = _ZERO
-    along = _ZERO
-    for i in range(len(normed)):
-        mean += given[i]
-        along += given[i] * normed[i]
-    mean /= np.float32(len(normed))
-    along /= np.float32(len(normed))
-    for i in range(len(normed)):
-        d_x[i] = scale * (given[i] - mean - normed[i] * along)
+    n_rows, d = normed.shape
+    for row in range(n_rows):
+        mean = _ZERO
+        along = _ZERO
+        for i in range(d):
+            mean += given[row, i]
+            along += given[row, i] * normed[row, i]
+        mean /= np.float32(d)
+        along /= np.float32(d)
+        for i in range(d):
+            d_x[row, i] = scale[row] * (given[row, i] - mean - normed[row, i] * along)
 
 
 @_compiled
 def _map(rows: Array, weight: Array, bias: Array, out: Array) -> None:
     np.dot(rows, weight.T, out)
-    for row in range(len(out)):
-        values = out[row]
-        for i in range(len(values)):
-            values[i] += bias[i]
+    n_rows, n_out = out.shape
+    for row in range(n_rows):
+        for i in range(n_out):
+            out[row, i] += bias[i]
 
 
 @_compiled
@@ -564,36 +534,35 @@ def _sum_up(given: Array, rows: Array, product: Array, d_weight: Array, d_bias: 
     """Add the gradients of the parameters of `_map`; `product` is room for that of the weight."""
     np.dot(given.T, rows, product)
     _add(product, d_weight)
-    for row in range(len(given)):
-        values = given[row]
-        for i in range(len(values)):
-            d_bias[i] += values[i]
+    n_rows, n_out = given.shape
+    for row in range(n_rows):
+        for i in range(n_out):
+            d_bias[i] += given[row, i]
 
 
 @_compiled
 def _add(rows: Array, out: Array) -> None:
-    for row in range(len(rows)):
-        values, sums = rows[row], out[row]
-        for i in range(len(values)):
-            sums[i] += values[i]
+    n_rows, d = rows.shape
+    for row in range(n_rows):
+        for i in range(d):
+            out[row, i] += rows[row, i]
 
 
 @_compiled
 def _multiply(a: Array, b: Array, out: Array) -> None:
-    for row in range(len(a)):
-        a_row, b_row, products = a[row], b[row], out[row]
-        for i in range(len(a_row)):
-            products[i] = a_row[i] * b_row[i]
+    n_rows, d = a.shape
+    for row in range(n_rows):
+        for i in range(d):
+            out[row, i] = a[row, i] * b[row, i]
 
 
 @_compiled
 def _ask(slot: Array, weight: Array, bias: Array, normed: Array, scale: Array, query: Array) -> None:
     """Queries [n, out] of one seed's slots [n, D], which are normalised first."""
     for start in range(0, len(slot), BLOCK):
-        rows, queries = normed[start : start + BLOCK], query[start : start + BLOCK]
-        for row in range(len(rows)):
-            scale[start + row] = _normalise(slot[start + row], rows[row])
-        _map(rows, weight, bias, queries)
+        stop = min(start + BLOCK, len(slot))
+        _normalise(slot[start:stop], normed[start:stop], scale[start:stop])
+        _map(normed[start:stop], weight, bias, query[start:stop])
 
 
 @_compiled
@@ -602,47 +571,58 @@ def _ask_backward(
 ) -> None:
     d_normed, product = np.empty((BLOCK, normed.shape[1]), np.float32), np.empty_like(weight)
     for start in range(0, len(normed), BLOCK):
-        given, rows = d_query[start : start + BLOCK], normed[start : start + BLOCK]
-        d_rows = d_normed[: len(rows)]
+        stop = min(start + BLOCK, len(normed))
+        given, rows, d_rows = d_query[start:stop], normed[start:stop], d_normed[: stop - start]
         np.dot(given, weight, d_rows)
         _sum_up(given, rows, product, d_weight, d_bias)
-        for row in range(len(rows)):
-            _normalise_backward(d_rows[row], rows[row], scale[start + row], d_slot[start + row])
+        _normalise_backward(d_rows, rows, scale[start:stop], d_slot[start:stop])
 
 
 @_compiled
 def _attend(
-    query: Array, tokens: Array, scale: Array, bias: Array, score: Array, attn: Array, pooled: Array
+    n_readers: int,
+    query: Array,
+    tokens: Array,
+    scale: Array,
+    bias: Array,
+    score: Array,
+    attn: Array,
+    pooled: Array,
 ) -> None:
-    """One sample of `look`."""
-    (n_readers, d), n_tokens = query.shape, len(tokens)
-    for row in range(n_readers):
+    """One seed of `look`."""
+    n_tokens, d = tokens.shape[1:]
+    total = np.empty(d, np.float32)
+    for row in range(len(query)):
+        sample = row // n_readers
         for token in range(n_tokens):
-            total = _ZERO
+            product = _ZERO
             for i in range(d):
-                total += query[row, i] * tokens[token, i]
-            score[row, token] = total
+                product += query[row, i] * tokens[sample, token, i]
+            score[row, token] = product
         largest = np.float32(-np.inf)
         for token in range(n_tokens):
-            attn[row, token] = score[row, token] * scale[token] + bias[token]
+            attn[row, token] = score[row, token] * scale[sample, token] + bias[sample, token]
             largest = max(largest, attn[row, token])
-        total = _ZERO
+        weight = _ZERO
         for token in range(n_tokens):
             attn[row, token] = _exp(attn[row, token] - largest)
-            total += attn[row, token]
-        factor = _ONE / total
+            weight += attn[row, token]
+        factor = _ONE / weight
         for token in range(n_tokens):
             attn[row, token] *= factor
         for i in range(d):
-            pooled[row, i] = _ZERO
+            total[i] = _ZERO
         for token in range(n_tokens):
-            weight = attn[row, token] * scale[token]
+            weight = attn[row, token] * scale[sample, token]
             for i in range(d):
-                pooled[row, i] += weight * tokens[token, i]
+                total[i] += weight * tokens[sample, token, i]
+        for i in range(d):
+            pooled[row, i] = total[i]
 
 
 @_compiled
 def _attend_backward(
+    n_readers: int,
     d_attn: Array,
     d_pooled: Array,
     query: Array,
@@ -654,70 +634,87 @@ def _attend_backward(
     d_tokens: Array,
     d_scale: Array,
     d_bias: Array,
-    through: Array,
-    d_logits: Array,
 ) -> None:
-    """One sample of `look_backward`; `through` and `d_logits` [L] are room to work in."""
-    (n_readers, d), n_tokens = query.shape, len(tokens)
-    for row in range(n_readers):
+    """One seed of `look_backward`."""
+    n_tokens, d = tokens.shape[1:]
+    through, d_logits = np.empty(n_tokens, np.float32), np.empty(n_tokens, np.float32)
+    total = np.empty(d, np.float32)
+    for row in range(len(query)):
+        sample = row // n_readers
         for token in range(n_tokens):
-            total = _ZERO
+            product = _ZERO
             for i in range(d):
-                total += d_pooled[row, i] * tokens[token, i]
-            through[token] = total
+                product += d_pooled[row, i] * tokens[sample, token, i]
+            through[token] = product
         mean = _ZERO
         for token in range(n_tokens):
-            d_logits[token] = d_attn[row, token] + scale[token] * through[token]
+            d_logits[token] = d_attn[row, token] + scale[sample, token] * through[token]
             mean += attn[row, token] * d_logits[token]
         for token in range(n_tokens):
             d_logits[token] = attn[row, token] * (d_logits[token] - mean)
-            d_bias[token] += d_logits[token]
+            d_bias[sample, token] += d_logits[token]
         for token in range(n_tokens):
-            d_scale[token] += attn[row, token] * through[token] + d_logits[token] * score[row, token]
+            d_scale[sample, token] += attn[row, token] * through[token] + d_logits[token] * score[row, token]
         for i in range(d):
-            d_query[row, i] = _ZERO
+            total[i] = _ZERO
         for token in range(n_tokens):
-            of_score, of_pooled = scale[token] * d_logits[token], scale[token] * attn[row, token]
+            of_score = scale[sample, token] * d_logits[token]
+            of_pooled = scale[sample, token] * attn[row, token]
             for i in range(d):
-                d_query[row, i] += of_score * tokens[token, i]
+                total[i] += of_score * tokens[sample, token, i]
             for i in range(d):
-                d_tokens[token, i] += of_score * query[row, i] + of_pooled * d_pooled[row, i]
+                d_tokens[sample, token, i] += of_score * query[row, i] + of_pooled * d_pooled[row, i]
+        for i in range(d):
+            d_query[row, i] = total[i]
 
 
 @_compiled
-def _compete(query: Array, tokens: Array, floor: Array, attn: Array, pooled: Array, product: Array) -> None:
-    """One sample of `compete`; `product` [N, D] is room to work in."""
-    n_readers = len(query)
-    n_tokens, d = tokens.shape
-    for row in range(n_readers):
+def _compete(n_readers: int, query: Array, tokens: Array, floor: Array, attn: Array, pooled: Array) -> None:
+    """One seed of `compete`."""
+    n_samples, n_tokens, d = tokens.shape
+    most, weight = np.empty(n_tokens, np.float32), np.empty(n_tokens, np.float32)
+    total = np.empty(d, np.float32)
+    for sample in range(n_samples):
+        start, stop = sample * n_readers, (sample + 1) * n_readers
+        for row in range(start, stop):
+            for token in range(n_tokens):
+                score = query[row, d]
+                for i in range(d):
+                    score += query[row, i] * tokens[sample, token, i]
+                attn[row, token] = score
+        most[:] = attn[start]
+        for row in range(start, stop):
+            for token in range(n_tokens):
+                most[token] = max(most[token], attn[row, token])
+        weight[:] = _ZERO
+        for row in range(start, stop):
+            for token in range(n_tokens):
+                attn[row, token] = _exp(attn[row, token] - most[token])
+            for token in range(n_tokens):
+                weight[token] += attn[row, token]
         for token in range(n_tokens):
-            total = query[row, d]
+            weight[token] = _ONE / weight[token]
+        for row in range(start, stop):
+            share = _ZERO
+            for token in range(n_tokens):
+                attn[row, token] *= weight[token]
+            for token in range(n_tokens):
+                share += attn[row, token]
+            factor = _ONE / max(share, floor)
             for i in range(d):
-                total += query[row, i] * tokens[token, i]
-            attn[row, token] = total
-    for token in range(n_tokens):
-        largest = attn[0, token]
-        for row in range(1, n_readers):
-            largest = max(largest, attn[row, token])
-        total = _ZERO
-        for row in range(n_readers):
-            attn[row, token] = _exp(attn[row, token] - largest)
-            total += attn[row, token]
-        for row in range(n_readers):
-            attn[row, token] /= total
-    np.dot(attn, tokens, product)
-    for row in range(n_readers):
-        total = _ZERO
-        for token in range(n_tokens):
-            total += attn[row, token]
-        floored = max(total, floor)
-        for i in range(d):
-            pooled[row, i] = product[row, i] / floored
-        pooled[row, d] = total / floored
+                total[i] = _ZERO
+            for token in range(n_tokens):
+                part = attn[row, token]
+                for i in range(d):
+                    total[i] += part * tokens[sample, token, i]
+            for i in range(d):
+                pooled[row, i] = total[i] * factor
+            pooled[row, d] = share * factor
 
 
 @_compiled
 def _compete_backward(
+    n_readers: int,
     d_attn: Array,
     d_pooled: Array,
     query: Array,
@@ -727,49 +724,59 @@ def _compete_backward(
     pooled: Array,
     d_query: Array,
     d_tokens: Array,
-    left: Array,
-    right: Array,
-    product: Array,
 ) -> None:
-    """One sample of `compete_backward`; `left` [2 N, L], `right` [2 N, D], `product` [L, D] are working room.
-
-    The gradient of the tokens is attention times that of the sums, plus that of the scores times the queries.
-    """
-    n_readers = len(query)
-    n_tokens, d = tokens.shape
-    d_sum, d_score = right[:n_readers], left[n_readers:]
-    for row in range(n_readers):
-        total = _ZERO
-        for token in range(n_tokens):
-            total += attn[row, token]
-            left[row, token] = attn[row, token]
-        floored = max(total, floor)
-        for i in range(d):
-            d_sum[row, i] = d_pooled[row, i] / floored
-            right[n_readers + row, i] = query[row, i]
-        d_total = d_pooled[row, d] / floored
-        if total > floor:
-            along = _ZERO
-            for i in range(d + 1):
-                along += d_pooled[row, i] * pooled[row, i]
-            d_total -= along / floored
-        for token in range(n_tokens):
-            given = d_attn[row, token] + d_total
+    """One seed of `compete_backward`."""
+    n_samples, n_tokens, d = tokens.shape
+    d_score = np.empty((n_readers, n_tokens), np.float32)
+    d_sum = np.empty((n_readers, d), np.float32)
+    mean, total = np.empty(n_tokens, np.float32), np.empty(d, np.float32)
+    for sample in range(n_samples):
+        start = sample * n_readers
+        mean[:] = _ZERO
+        for slot in range(n_readers):
+            row = start + slot
+            share = _ZERO
+            for token in range(n_tokens):
+                share += attn[row, token]
+            factor = _ONE / max(share, floor)
             for i in range(d):
-                given += d_sum[row, i] * tokens[token, i]
-            d_score[row, token] = given
-    for token in range(n_tokens):
-        mean = _ZERO
-        for row in range(n_readers):
-            mean += attn[row, token] * d_score[row, token]
-        for row in range(n_readers):
-            d_score[row, token] = attn[row, token] * (d_score[row, token] - mean)
-    np.dot(left.T, right, product)
-    _add(product, d_tokens)
-    np.dot(d_score, tokens, d_sum)
-    for row in range(n_readers):
-        d_query[row, d] = _ZERO
+                d_sum[slot, i] = d_pooled[row, i] * factor
+            d_share = d_pooled[row, d] * factor
+            if share > floor:
+                along = _ZERO
+                for i in range(d + 1):
+                    along += d_pooled[row, i] * pooled[row, i]
+                d_share -= along * factor
+            for token in range(n_tokens):
+                given = d_attn[row, token] + d_share
+                for i in range(d):
+                    given += d_sum[slot, i] * tokens[sample, token, i]
+                d_score[slot, token] = given
+            for token in range(n_tokens):
+                mean[token] += attn[row, token] * d_score[slot, token]
+        for slot in range(n_readers):
+            row = start + slot
+            for token in range(n_tokens):
+                d_score[slot, token] = attn[row, token] * (d_score[slot, token] - mean[token])
+            offset = _ZERO
+            for token in range(n_tokens):
+                offset += d_score[slot, token]
+            for i in range(d):
+                total[i] = _ZERO
+            for token in range(n_tokens):
+                part = d_score[slot, token]
+                for i in range(d):
+                    total[i] += part * tokens[sample, token, i]
+            for i in range(d):
+                d_query[row, i] = total[i]
+            d_query[row, d] = offset
         for token in range(n_tokens):
-            d_query[row, d] += d_score[row, token]
-        for i in range(d):
-            d_query[row, i] = d_sum[row, i]
+            for i in range(d):
+                total[i] = d_tokens[sample, token, i]
+            for slot in range(n_readers):
+                row = start + slot
+                of_score, of_sum = d_score[slot, token], attn[row, token]
+                for i in range(d):
+                    total[i] += of_score * query[row, i] + of_sum * d_sum[slot, i]
+            for i in range(d):
+                d_tokens[sample, token, i] = total[i]
