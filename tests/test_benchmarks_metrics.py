@@ -58,6 +58,25 @@ def test_losses_and_their_gradients_are_the_references(method, outcome):
             torch.testing.assert_close(mine.grad, other.grad, atol=TOLERANCE, rtol=TOLERANCE)
 
 
+@pytest.mark.parametrize("size", [1e-10, 1e-14, 0.0])
+def test_slots_that_attend_to_nothing_leave_the_loss_a_number(outcome, size):
+    *outputs, true_params, counts = outcome
+    outputs[1] = outputs[1].clone()
+    outputs[1][:, 1:3] *= size
+    ours, theirs = ([x.clone().requires_grad_() for x in outputs] for _ in range(2))
+    loss = losses.training_loss(*ours, true_params, counts, losses.LossWeights(0.5, 3.0))
+    n_slots = outputs[0].shape[1]
+    expected = training.training_loss(
+        (*theirs, None), true_params, counts, n_slots, CPU, w_div=0.5, w_ortho=3.0, w_coverage=None
+    )
+    assert loss.item() == pytest.approx(expected.item(), rel=TOLERANCE)
+    loss.backward()
+    expected.backward()
+    if n_slots > 1:
+        largest = float(theirs[1].grad.abs().max())  # up to one over the size
+        torch.testing.assert_close(ours[1].grad, theirs[1].grad, atol=TOLERANCE * largest, rtol=TOLERANCE)
+
+
 def test_a_leading_dimension_gives_each_seed_its_own_loss(outcome):
     halves = [x[: len(x) // 2 * 2].unflatten(0, (2, -1)) for x in outcome]
     weights = losses.LossWeights(0.5, 3.0, 1.0)

@@ -37,6 +37,13 @@ def test_the_budget_with_most_cells_is_shown_and_of_two_the_larger() -> None:
     assert select(EXPERIMENT, KIND, foreign).caption() == "Not run yet."
 
 
+def test_seeds_of_another_experiment_of_the_same_records_are_left_out() -> None:
+    own = [record(m, s, 0.1) for m in ("slow", "fast") for s in (0, 1)]
+    found = select(EXPERIMENT, KIND, [*own, record("slow", 2, 0.9), record("slow", 3, 0.9, 9)])
+    assert found.records == own
+    assert found.caption().startswith("2 seeds; epochs 3; ")
+
+
 def test_a_caption_says_budget_seeds_hardware_and_minutes() -> None:
     whole = select(EXPERIMENT, KIND, [record(m, s, 0.1) for m in ("slow", "fast") for s in (0, 1)])
     assert whole.caption() == (
@@ -54,6 +61,7 @@ def test_a_mean_two_published_deviations_away_is_marked() -> None:
     assert mean_and_deviation(found, "peak_overlap", [0.41, 0.1]) == "0.20 ± 0.10 †"
     assert mean_and_deviation(found, "peak_overlap", [0.41]) == "0.20 ± 0.10"  # no deviation was published
     assert mean_and_deviation(found[:1], "peak_overlap") == "0.10"
+    assert mean_and_deviation([*found, record("slow", 2, None)], "peak_overlap") == "0.20 ± 0.10 (2 of 3)"
     assert mean_and_deviation([record("slow", 0, None)], "peak_overlap") == "-"
     assert mean_and_deviation(found, "nothing") == "-"
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from separator.benchmarks import METHODS, TASKS, train_models, train_synthetic
-from separator.benchmarks.evaluation import EVALUATIONS
+from separator.benchmarks.evaluation import EVALUATIONS, measure
 from separator.benchmarks.trainer import Setting
 from separator.errors import SeparatorError
 
@@ -63,6 +63,15 @@ def test_a_seed_gives_the_same_record_in_any_company():
     for key, value in alone.items():
         if isinstance(value, float) and key != "train_seconds":
             assert among[key] == pytest.approx(value, abs=1e-4), key
+
+
+def test_a_model_that_diverged_has_no_metrics():
+    task, setting = TASKS["sinusoids"], Setting(**small())
+    model = setting.model(task, "vanilla", seed=0)
+    torch.nn.init.constant_(model.tokenizer.proj[0].weight, torch.nan)
+    found = measure(model, task, setting.mixtures(task, 16, 0, "test"), seed=0)
+    assert found.keys() > {"peak_overlap", "count_accuracy", "source_recovery"}
+    assert set(found.values()) == {None}
 
 
 def test_training_leaves_the_global_generator_alone():

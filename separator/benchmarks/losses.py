@@ -70,11 +70,11 @@ def parameter_loss(params: Tensor, true_params: Tensor, exist_logits: Tensor, co
 def similarity_loss(vectors: Tensor) -> Tensor:
     """Return the mean [...] over S x S of the squared cosines of two of S vectors [..., B, S, D]."""
     products = vectors @ vectors.mT  # [..., B, S, S]
-    squares = products.diagonal(dim1=-2, dim2=-1).clamp(min=NORM_FLOOR**2)
-    cosines_squared = products.square() / (squares.unsqueeze(-1) * squares.unsqueeze(-2))
+    inverse = products.diagonal(dim1=-2, dim2=-1).clamp(min=NORM_FLOOR**2).rsqrt()  # of the lengths
+    cosines = products * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
     n_slots = vectors.shape[-2]
     different = ~torch.eye(n_slots, dtype=torch.bool, device=vectors.device)
-    return (cosines_squared * different).sum((-2, -1)).mean(-1) / n_slots**2
+    return (cosines.square() * different).sum((-2, -1)).mean(-1) / n_slots**2
 
 
 def coverage_loss(attn: Tensor) -> Tensor:

@@ -57,12 +57,16 @@ class Results:
 
 
 def select(experiment: Experiment, kind: Kind, records: Sequence[Record]) -> Results:
-    """Pick the records that an experiment's tables are made of."""
+    """Pick the records that an experiment's tables are made of, those of its seeds alone.
+
+    Another experiment of the same records may have more seeds; here all rows are of the same ones.
+    """
     cells = experiment.cells(kind)
     wanted = {identity(run, without=["budget", "seed"]) for cell in cells for run in cell.runs()}
     budgets: dict[str, list[Record]] = {}
     for record in records:
-        if identity(record, without=["budget", "seed"]) in wanted:
+        known = record["seed"] in experiment.seeds
+        if known and identity(record, without=["budget", "seed"]) in wanted:
             budgets.setdefault(repr(sorted(record["budget"].items())), []).append(record)
     if not budgets:
         return Results([], 0)
@@ -169,6 +173,8 @@ def mean_and_deviation(
 ) -> str:
     """Return "0.31 ± 0.02", of one seed "0.31"; marked where two published deviations do not reach it.
 
+    Where only some records have a value, it says so: "0.31 ± 0.02 (2 of 3)".
+
     >>> mean_and_deviation([{"x": 0.1}, {"x": 0.3}], "x", [0.5, 0.1])
     '0.20 ± 0.10 †'
     """
@@ -179,7 +185,8 @@ def mean_and_deviation(
     spread = f" ± {np.std(values):.{digits}f}" if len(values) > 1 else ""
     outside = published is not None and len(published) > 1
     outside = outside and abs(mean - published[0]) > N_DEVIATIONS * published[1]  # type: ignore[index]
-    return f"{mean:.{digits}f}{spread}{OUTSIDE * outside}"
+    partly = f" ({len(values)} of {len(records)})" if len(values) < len(records) else ""
+    return f"{mean:.{digits}f}{spread}{OUTSIDE * outside}{partly}"
 
 
 def _figure(published: Sequence[float] | None) -> str:
