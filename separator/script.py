@@ -26,17 +26,21 @@ def exit_status(work: Callable[[], int | None], script: str | Path, *, resumes: 
 
 def positive(text: str) -> int:
     """Parse a whole number from 1, of a command line."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return value
+    return _whole(text, 1)
 
 
 def natural(text: str) -> int:
     """Parse a whole number from 0, of a command line."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from error
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text} is not {least} or more")
     return value
 
 

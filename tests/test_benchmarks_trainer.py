@@ -67,9 +67,11 @@ def test_a_seed_gives_the_same_record_in_any_company():
 
 def test_a_model_that_diverged_has_no_metrics():
     task, setting = TASKS["sinusoids"], Setting(**small())
-    model = setting.model(task, "vanilla", seed=0)
+    model, test = setting.model(task, "evidence_linear", seed=0), setting.mixtures(task, 16, 0, "test")
     torch.nn.init.constant_(model.tokenizer.proj[0].weight, torch.nan)
-    found = measure(model, task, setting.mixtures(task, 16, 0, "test"), seed=0)
+    found = measure(model, task, test, seed=0)
+    for extra in EVALUATIONS.values():
+        found |= extra.measure(model, task, test, 0)
     assert found.keys() > {"peak_overlap", "count_accuracy", "source_recovery"}
     assert set(found.values()) == {None}
 

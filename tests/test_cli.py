@@ -292,6 +292,16 @@ def test_a_wrong_call_exits_with_two_and_says_how_to_call(arguments, capsys):
     assert capsys.readouterr().err.startswith("usage: separate")
 
 
+@pytest.mark.parametrize(
+    ("count", "reason"),
+    [("0", "0 is not 1 or more"), ("abc", "'abc' is not a whole number"), ("2.5", "'2.5' is")],
+)
+def test_a_wrong_number_of_slots_is_told_what_it_lacks(count, reason, capsys):
+    with pytest.raises(SystemExit):
+        main(["mix.wav", "--slots", count])
+    assert f"argument --slots: {reason}" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_a_gain_is_named_in_table_and_json(run, tmp_path, band_separator, monkeypatch):
     monkeypatch.setattr(Separator, "load", lambda *arguments: band_separator)
     square = 0.999 * np.sign(np.sin(2 * np.pi * 400 * np.arange(16_000) / 16_000))

@@ -47,7 +47,7 @@ def measure(model: BenchmarkModel, task: Source, test: Mixtures, seed: int) -> M
 
 
 def score(prediction: Prediction, task: Source, test: Mixtures, *, barred: int | None = None) -> Measurements:
-    """Return the metrics of a prediction, all None if it is not finite; slot `barred` is not matched."""
+    """Return the metrics of a prediction; slot `barred` is not matched with sources."""
     _, attn, exist_logits, params, _ = prediction
     truth = test.params, exist_logits, test.counts
     errors = metrics.parameter_errors(params, *truth, barred=barred).tolist()
@@ -60,8 +60,6 @@ def score(prediction: Prediction, task: Source, test: Mixtures, *, barred: int |
     }
     if task.parameter_names[0] == FREQUENCY:
         scores["source_recovery"] = metrics.source_recovery(params, *truth, barred=barred)
-    if not all(x.isfinite().all() for x in (attn, exist_logits, params)):
-        scores = dict.fromkeys(scores, math.nan)  # a training that diverged has not collapsed
     return plain(scores)
 
 

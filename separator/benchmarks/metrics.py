@@ -1,6 +1,7 @@
 """What the benchmarks measure: whether slots collapse, and what they recover. Batched over mixtures.
 
 The slots that are compared are the first min(K, S) by index, K the true count, of the mixtures with K >= 2.
+What a model that diverged says is not finite, and has no peaks, counts or matches: its metrics are NaN.
 
 Reference: Houba, NeurIPS 2026, Definition 1 and appendices F and I.
 """
@@ -23,6 +24,8 @@ def peak_overlap(attn: Tensor, counts: Tensor) -> float:
     >>> peak_overlap(attn, torch.tensor([2])), peak_overlap(attn[:, 1:], torch.tensor([2]))
     (1.0, 0.0)
     """
+    if not attn.isfinite().all():
+        return math.nan
     peaks = attn.argmax(-1)  # [B, S]
     same = peaks.unsqueeze(1) == peaks.unsqueeze(2)
     collapsed = (same & _compared(counts, attn.shape[1])).flatten(1).any(1)
@@ -43,6 +46,8 @@ def slot_cosine(slots: Tensor, counts: Tensor) -> float:
 
 def count_accuracy(exist_logits: Tensor, counts: Tensor) -> float:
     """Return the share of mixtures for which as many logits [B, S] are positive as there are sources."""
+    if not exist_logits.isfinite().all():
+        return math.nan
     return _mean(((exist_logits > 0).sum(-1) == counts).double())
 
 
@@ -65,6 +70,8 @@ def source_recovery(
 
     `barred` is a slot that takes no part.
     """
+    if not params.isfinite().all():
+        return math.nan
     pairs = match_sources(params, true_params, exist_logits, counts, barred=barred)
     frequencies = params[..., 0].take_along_dim(pairs.slots, -1)
     near = (frequencies - true_params[..., 0]).abs() < FREQUENCY_TOLERANCE_HZ
