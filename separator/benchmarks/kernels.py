@@ -21,6 +21,7 @@ BLOCK = 320  # rows whose arrays stay in the cache together
 NORM_EPS = np.float32(1e-5)
 
 _ZERO, _HALF, _ONE, _TWO = (np.float32(x) for x in (0, 0.5, 1, 2))
+_LOWEST = np.float32(-np.inf)
 _LOG2_E = np.float32(1 / np.log(2))
 _LN2 = np.float32(np.log(2))
 _LARGEST, _SMALLEST = np.float32(88), np.float32(-87)  # what exp can take
@@ -599,7 +600,7 @@ def _attend(
             for i in range(d):
                 product += query[row, i] * tokens[sample, token, i]
             score[row, token] = product
-        largest = np.float32(-np.inf)
+        largest = _LOWEST
         for token in range(n_tokens):
             attn[row, token] = score[row, token] * scale[sample, token] + bias[sample, token]
             largest = max(largest, attn[row, token])
@@ -673,17 +674,17 @@ def _compete(n_readers: int, query: Array, tokens: Array, floor: Array, attn: Ar
     """One seed of `compete`."""
     n_samples, n_tokens, d = tokens.shape
     most, weight = np.empty(n_tokens, np.float32), np.empty(n_tokens, np.float32)
-    total = np.empty(d, np.float32)
+    vectors = np.empty((n_readers, d), np.float32)  # the queries of a sample, then what they pool
     for sample in range(n_samples):
         start, stop = sample * n_readers, (sample + 1) * n_readers
+        for slot in range(n_readers):
+            for i in range(d):
+                vectors[slot, i] = query[start + slot, i]
+        np.dot(vectors, tokens[sample].T, attn[start:stop])
+        most[:] = _LOWEST
         for row in range(start, stop):
             for token in range(n_tokens):
-                score = query[row, d]
-                for i in range(d):
-                    score += query[row, i] * tokens[sample, token, i]
-                attn[row, token] = score
-        most[:] = attn[start]
-        for row in range(start, stop):
+                attn[row, token] += query[row, d]
             for token in range(n_tokens):
                 most[token] = max(most[token], attn[row, token])
         weight[:] = _ZERO
@@ -695,21 +696,17 @@ def _compete(n_readers: int, query: Array, tokens: Array, floor: Array, attn: Ar
         for token in range(n_tokens):
             weight[token] = _ONE / weight[token]
         for row in range(start, stop):
-            share = _ZERO
             for token in range(n_tokens):
                 attn[row, token] *= weight[token]
+        np.dot(attn[start:stop], tokens[sample], vectors)
+        for slot in range(n_readers):
+            share = _ZERO
             for token in range(n_tokens):
-                share += attn[row, token]
+                share += attn[start + slot, token]
             factor = _ONE / max(share, floor)
             for i in range(d):
-                total[i] = _ZERO
-            for token in range(n_tokens):
-                part = attn[row, token]
-                for i in range(d):
-                    total[i] += part * tokens[sample, token, i]
-            for i in range(d):
-                pooled[row, i] = total[i] * factor
-            pooled[row, d] = share * factor
+                pooled[start + slot, i] = vectors[slot, i] * factor
+            pooled[start + slot, d] = share * factor
 
 
 @_compiled
@@ -727,12 +724,16 @@ def _compete_backward(
 ) -> None:
     """One seed of `compete_backward`."""
     n_samples, n_tokens, d = tokens.shape
-    d_score = np.empty((n_readers, n_tokens), np.float32)
-    d_sum = np.empty((n_readers, d), np.float32)
-    mean, total = np.empty(n_tokens, np.float32), np.empty(d, np.float32)
+    # Two ways lead to a token: it is scored, and it is pooled. Each has half of the rows.
+    weights, vectors = (
+        np.empty((2 * n_readers, n_tokens), np.float32),
+        np.empty((2 * n_readers, d), np.float32),
+    )
+    d_score, d_sum = weights[:n_readers], vectors[n_readers:]
+    of_rows, of_tokens = np.empty((n_readers, d), np.float32), np.empty((n_tokens, d), np.float32)
+    mean, d_shares = np.empty(n_tokens, np.float32), np.empty(n_readers, np.float32)
     for sample in range(n_samples):
         start = sample * n_readers
-        mean[:] = _ZERO
         for slot in range(n_readers):
             row = start + slot
             share = _ZERO
@@ -747,11 +748,13 @@ def _compete_backward(
                 for i in range(d + 1):
                     along += d_pooled[row, i] * pooled[row, i]
                 d_share -= along * factor
+            d_shares[slot] = d_share
+        np.dot(d_sum, tokens[sample].T, d_score)
+        mean[:] = _ZERO
+        for slot in range(n_readers):
+            row = start + slot
             for token in range(n_tokens):
-                given = d_attn[row, token] + d_share
-                for i in range(d):
-                    given += d_sum[slot, i] * tokens[sample, token, i]
-                d_score[slot, token] = given
+                d_score[slot, token] += d_attn[row, token] + d_shares[slot]
             for token in range(n_tokens):
                 mean[token] += attn[row, token] * d_score[slot, token]
         for slot in range(n_readers):
@@ -761,22 +764,15 @@ def _compete_backward(
             offset = _ZERO
             for token in range(n_tokens):
                 offset += d_score[slot, token]
-            for i in range(d):
-                total[i] = _ZERO
-            for token in range(n_tokens):
-                part = d_score[slot, token]
-                for i in range(d):
-                    total[i] += part * tokens[sample, token, i]
-            for i in range(d):
-                d_query[row, i] = total[i]
             d_query[row, d] = offset
-        for token in range(n_tokens):
+        np.dot(d_score, tokens[sample], of_rows)
+        for slot in range(n_readers):
+            row = start + slot
             for i in range(d):
-                total[i] = d_tokens[sample, token, i]
-            for slot in range(n_readers):
-                row = start + slot
-                of_score, of_sum = d_score[slot, token], attn[row, token]
-                for i in range(d):
-                    total[i] += of_score * query[row, i] + of_sum * d_sum[slot, i]
+                d_query[row, i] = of_rows[slot, i]
             for i in range(d):
-                d_tokens[sample, token, i] = total[i]
+                vectors[slot, i] = query[row, i]
+            for token in range(n_tokens):
+                weights[n_readers + slot, token] = attn[row, token]
+        np.dot(weights.T, vectors, of_tokens)
+        _add(of_tokens, d_tokens[sample])
