@@ -1,4 +1,4 @@
-"""The recipe of sums and mutated files: it runs, and its results are what the issue asks for."""
+"""The recipe of sums and mutated files: it runs, and its results hold."""
 
 import json
 from collections import Counter

@@ -1,6 +1,6 @@
-"""What users of tools of this kind report, one test a symptom, by its number in the list of the issue.
+"""What users of tools of this kind report, one test a symptom, numbered.
 
-Symptoms 14 to 20 and 23 are those of the command.
+Symptoms 14 to 20 and 23 are those of the command (test_symptoms_command.py).
 """
 
 import subprocess

@@ -1,8 +1,8 @@
 """The generic core: evidence-depletion slot attention and the mechanisms it is compared with (torch only).
 
 All mechanisms map tokens [B, L, D] to the same named tuple. All but `dspn` share the names and the creation
-order of their parameters: one seed gives each of them the same start. State dicts of PyPI
-`evidence-depletion` load.
+order of their parameters: one seed gives each of them the same start. State dicts of
+`evidence-depletion` 1.0.0 load.
 """
 
 from separator.attention.base import Mechanism, SequentialLoop, SlotAttention, SlotAttentionOutput

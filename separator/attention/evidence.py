@@ -38,7 +38,7 @@ Seed = Callable[[Tensor], Tensor]
 class EvidenceDepletionSlotAttention(SequentialLoop):
     """Slot attention whose slots explain the evidence of the tokens away, one slot after another.
 
-    The first seven arguments are those of PyPI `evidence-depletion`, whose state dicts load.
+    The first seven arguments are those of `evidence-depletion` 1.0.0, whose state dicts load.
 
     Args:
         n_slots: slots computed unless a call asks for another number.

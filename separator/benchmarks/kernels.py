@@ -1,6 +1,6 @@
 """Compiled loops of a training step for R seeds, float32, on a CPU: products, and all that lies between them.
 
-Kernel by kernel, a step spends half of its time carrying arrays through memory. Here a block of rows goes
+Kernel by kernel, a step carries every array through memory again and again. Here a block of rows goes
 through all of a slot's refinement while it is in the cache. Arrays are contiguous and begin with the seed; a
 function fills those named `*_out`, but adds to gradients of what it only reads. Compiled on first use and
 kept beside this file or in the user's cache folder, where one can be written. All is in one file, as Numba's

@@ -1,6 +1,6 @@
 """The model of every benchmark: tokeniser, one mechanism, and two heads a slot; only the mechanism varies.
 
-Names and creation order of the parameters are those of PyPI `evidence-depletion`: its state dicts load, and
+Names and creation order of the parameters are those of `evidence-depletion` 1.0.0: its state dicts load, and
 one seed gives the same start.
 """
 
