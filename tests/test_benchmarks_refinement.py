@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 import torch
 from threadpoolctl import ThreadpoolController
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from separator.attention.parallel import VanillaSlotAttention
 from separator.benchmarks import blas, build_model, refinement
-from separator.benchmarks.refinement import Refinement, Shared
+from separator.benchmarks.refinement import Competition, Look, Refinement, Shared
 from separator.benchmarks.stacked import (
     StackedCompetition,
     StackedLoop,
@@ -96,10 +97,15 @@ def refined(update, slot, p: Refinement):
     return state + mapped(F.gelu(inner), p.second_weight, p.second_bias)
 
 
+def shapes_of_refinement(n_seeds, n_in, d):
+    shapes = [(3 * d, n_in), (3 * d,), (3 * d, d), (3 * d,), (d, d), (d,), (d, d), (d,)]
+    return [(n_seeds, *shape) for shape in shapes]
+
+
 @pytest.mark.parametrize(("n_seeds", "n", "_", "n_in", "d"), SIZES)
 def test_refinement_twice_sums_the_gradients_of_its_parameters(n_seeds, n, _, n_in, d):
-    shapes = [(3 * d, n_in), (3 * d,), (3 * d, d), (3 * d,), (d, d), (d,), (d, d), (d,)]
-    inputs = draw((n_seeds, n, n_in), (n_seeds, n, d), *((n_seeds, *s) for s in shapes), scale=0.2)
+    shapes = shapes_of_refinement(n_seeds, n_in, d)
+    inputs = draw((n_seeds, n, n_in), (n_seeds, n, d), *shapes, scale=0.2)
     doubles = in_double(inputs)
     shared = Shared(*inputs[2:])
     found = refinement.refine(inputs[0], refinement.refine(*inputs[:2], shared), shared)
@@ -108,33 +114,41 @@ def test_refinement_twice_sums_the_gradients_of_its_parameters(n_seeds, n, _, n_
     assert_same([found], [expected], inputs, doubles)
 
 
+@pytest.mark.parametrize("neutral", [False, True])
 @pytest.mark.parametrize(("n_seeds", "n_samples", "n_slots", "n_tokens", "d"), SIZES)
-def test_a_look_over_tokens(n_seeds, n_samples, n_slots, n_tokens, d):
+def test_looks_over_tokens(n_seeds, n_samples, n_slots, n_tokens, d, neutral):
     read = n_seeds, n_samples, n_tokens
-    shapes = [(n_seeds, n_samples * n_slots, d), read, read, (*read, d), (n_seeds, d, d), (n_seeds, d)]
-    inputs = draw(*shapes, scale=0.5)
+    shapes = [(n_seeds, n_samples * n_slots, d), (*read, d), (n_seeds, d, d), (n_seeds, d)]
+    state = [] if neutral else [read, read]
+    inputs = draw(*shapes, *shapes_of_refinement(n_seeds, d, d), *state, scale=0.2)
     doubles = in_double(inputs)
-    tokens, query_map = Shared(inputs[3]), Shared(*inputs[4:])
-    found = refinement.look(*inputs[:3], tokens, query_map)
-    slots, scale, bias, h, weight, map_bias = doubles
-    query = mapped(F.layer_norm(slots, [d]), weight, map_bias).view(n_seeds, n_samples, n_slots, d)
-    attn = torch.softmax(scale.unsqueeze(2) * (query @ h.mT) + bias.unsqueeze(2), 3)
-    pooled = (scale.unsqueeze(2) * attn) @ h
-    assert_same(found, [attn.flatten(1, 2), pooled.flatten(1, 2)], inputs, doubles)
+    look = Look(Shared(inputs[1]), Shared(*inputs[2:4]), *inputs[12:])
+    found = refinement.iterate(inputs[0], look, Shared(*inputs[4:12]), 2)
+    slots, h, weight, map_bias, *rest = doubles
+    scale, bias = (torch.ones(1), torch.zeros(1)) if neutral else (x.unsqueeze(2) for x in rest[8:])
+    for _ in range(2):
+        query = mapped(F.layer_norm(slots, [d]), weight, map_bias).view(n_seeds, n_samples, n_slots, d)
+        attn = torch.softmax(scale * (query @ h.mT) + bias, 3)
+        slots = refined(((scale * attn) @ h).flatten(1, 2), slots, Refinement(*rest[:8]))
+    assert_same(found, [slots, attn.flatten(1, 2)], inputs, doubles)
 
 
 @pytest.mark.parametrize(("n_seeds", "n_samples", "n_slots", "n_tokens", "d"), SIZES)
-def test_a_competition_of_slots(n_seeds, n_samples, n_slots, n_tokens, d):
+def test_competitions_of_slots(n_seeds, n_samples, n_slots, n_tokens, d):
     shapes = [(n_samples * n_slots, d), (n_samples, n_tokens, d), (d + 1, d), (d + 1,)]
-    inputs = draw(*((n_seeds, *s) for s in shapes), scale=0.5)
+    of_seeds = [(n_seeds, *shape) for shape in shapes]
+    inputs = draw(*of_seeds, *shapes_of_refinement(n_seeds, d + 1, d), scale=0.2)
     doubles = in_double(inputs)
-    found = refinement.compete(inputs[0], Shared(inputs[1]), Shared(*inputs[2:]))
-    slots, h, weight, bias = doubles
-    asked = mapped(F.layer_norm(slots, [d]), weight, bias).view(n_seeds, n_samples, n_slots, d + 1)
-    attn = torch.softmax(asked[..., :d] @ h.mT + asked[..., d:], 2)
-    total = attn.sum(3, keepdim=True)
-    pooled = torch.cat([attn @ h, total], 3) / total.clamp(min=1e-8)
-    assert_same(found, [attn.flatten(1, 2), pooled.flatten(1, 2)], inputs, doubles)
+    competition = Competition(Shared(inputs[1]), Shared(*inputs[2:4]))
+    found = refinement.iterate(inputs[0], competition, Shared(*inputs[4:]), 2)
+    slots, h, weight, bias, *rest = doubles
+    for _ in range(2):
+        asked = mapped(F.layer_norm(slots, [d]), weight, bias).view(n_seeds, n_samples, n_slots, d + 1)
+        attn = torch.softmax(asked[..., :d] @ h.mT + asked[..., d:], 2)
+        total = attn.sum(3, keepdim=True)
+        pooled = torch.cat([attn @ h, total], 3) / total.clamp(min=1e-8)
+        slots = refined(pooled.flatten(1, 2), slots, Refinement(*rest))
+    assert_same(found, [slots, attn.flatten(1, 2)], inputs, doubles)
 
 
 def test_values_beyond_exp_saturate_and_nan_stays():
@@ -144,24 +158,23 @@ def test_values_beyond_exp_saturate_and_nan_stays():
 
 
 def test_a_slot_that_lost_all_tokens_pools_next_to_nothing():
-    slots, h = torch.zeros(1, 2, 4), torch.ones(1, 1, 3, 4)
+    slots, h = np.zeros((1, 2, 4), np.float32), torch.ones(1, 1, 3, 4)
     bias = torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.0]])
     weight = torch.zeros(1, 5, 4)
-    slots[0, 1] = torch.tensor([1.0, -1.0, 1.0, -1.0])  # normalised: 1, -1, 1, -1
+    slots[0, 1] = [1, -1, 1, -1]  # normalised: the same
     weight[0, 4] = torch.tensor([-25.0, 25.0, -25.0, 25.0])  # its offset: -100, e^-100 is no float32
-    attn, pooled = refinement.compete(slots, Shared(h), Shared(weight, bias))
-    assert float(attn[0, 1].max()) < 1e-30
-    torch.testing.assert_close(pooled[0, 0], torch.ones(5))
-    assert float(pooled[0, 1].abs().max()) < 1e-20
+    attn, pooled, _ = Competition(Shared(h), Shared(weight, bias)).look(slots)
+    assert attn[0, 1].max() < 1e-30
+    np.testing.assert_allclose(pooled[0, 0], 1, rtol=1e-6)
+    assert abs(pooled[0, 1]).max() < 1e-20
 
 
 def test_nan_reaches_attention():
-    slots = torch.full((1, 2, 4), math.nan)
-    scale, bias = torch.ones(1, 2, 3), torch.zeros(1, 2, 3)
+    slots = np.full((1, 2, 4), np.nan, np.float32)
     tokens, query_map = Shared(torch.ones(1, 2, 3, 4)), Shared(torch.ones(1, 4, 4), torch.zeros(1, 4))
-    attn, pooled = refinement.look(slots, scale, bias, tokens, query_map)
-    assert attn.isnan().all()
-    assert pooled.isnan().all()
+    attn, pooled, _ = Look(tokens, query_map).look(slots)
+    assert np.isnan(attn).all()
+    assert np.isnan(pooled).all()
 
 
 def test_a_second_backward_pass_is_refused():

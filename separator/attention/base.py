@@ -192,7 +192,7 @@ class SequentialLoop(SlotAttention):
         while len(slots) < n_slots and not (slots and spent is not None and spent(state)):
             slot = order.take(state)
             slot = slot if seed is None else slot + seed(state)
-            slot, attn = self._iterate(tokens, slot.unsqueeze(1), state, maps, forced)
+            slot, attn = self.iterate(tokens, slot.unsqueeze(1), state, maps, forced)
             slots.append(slot.squeeze(1))
             attns.append(attn.squeeze(1))
             forced = None
@@ -206,7 +206,7 @@ class SequentialLoop(SlotAttention):
         Their order does not matter then, and each pass over the tokens serves all of them.
         """
         tokens = self.read(h, n_readers=starts.shape[1], n_passes=2 * self.n_iter)
-        return self._iterate(tokens, starts, UNTOUCHED, self.maps(), None)
+        return self.iterate(tokens, starts, UNTOUCHED, self.maps(), None)
 
     def look(self, tokens: Tokens, slots: Tensor, state: TokenState, maps: Maps) -> tuple[Tensor, Tensor]:
         """Return the attention [B, N, L] of slots [B, N, D], and what it pools."""
@@ -227,10 +227,10 @@ class SequentialLoop(SlotAttention):
         """Return what `maps().gates` takes, [B, N, D]: the tokens as they are left, summed by attention."""
         return tokens.pool(state.scaled(attn))
 
-    def _iterate(
+    def iterate(
         self, tokens: Tokens, slots: Tensor, state: TokenState, maps: Maps, forced: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return N slots [B, N, D] after all iterations and their attention [B, N, L]."""
+        """Return N slots [B, N, D] after all iterations and their attention [B, N, L], `forced` if given."""
         for _ in range(self.n_iter):
             if forced is None:
                 attn, pooled = self.look(tokens, slots, state, maps)

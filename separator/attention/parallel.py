@@ -38,24 +38,24 @@ class VanillaSlotAttention(SlotAttention):
             h, slots = self.start(tokens, n_slots)
             forced = None if forced_attn_first is None else checked_attn(forced_attn_first, h)
             readers = self.read(h, n_readers=slots.shape[1], n_passes=2 * self.n_iter)
-            maps = self.maps()
-            for _ in range(self.n_iter):
-                if forced is None:
-                    attn, pooled = self.look(readers, slots, maps)
-                else:
-                    attn = torch.cat([forced, self.attend(readers, slots, maps)[:, 1:]], dim=1)
-                    pooled = self.pool(readers, attn)
-                slots = self.refine(pooled.flatten(0, 1), slots.flatten(0, 1), maps.gates).view_as(slots)
+            slots, attn = self.iterate(readers, slots, self.maps(), forced)
         return SlotAttentionOutput(slots, attn, None)
+
+    def iterate(
+        self, tokens: Tokens, slots: Tensor, maps: Maps, forced: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return slots [B, S, D] after all iterations and their attention [B, S, L], slot 0's as `forced`."""
+        for _ in range(self.n_iter):
+            attn = self.attend(tokens, slots, maps)
+            if forced is not None:
+                attn = torch.cat([forced, attn[:, 1:]], dim=1)
+            pooled = self.pool(tokens, attn).flatten(0, 1)
+            slots = self.refine(pooled, slots.flatten(0, 1), maps.gates).view_as(slots)
+        return slots, attn
 
     def maps(self) -> Maps:
         """Return the maps of slots that compete, so that <q, b_k> counts."""
         return self.weighed_maps(math.sqrt(self.d_model))
-
-    def look(self, tokens: Tokens, slots: Tensor, maps: Maps) -> tuple[Tensor, Tensor]:
-        """Return the attention [B, S, L] of slots [B, S, D], and what it pools."""
-        attn = self.attend(tokens, slots, maps)
-        return attn, self.pool(tokens, attn)
 
     def attend(self, tokens: Tokens, slots: Tensor, maps: Maps) -> Tensor:
         """Return the attention [B, S, L] of slots [B, S, D]."""

@@ -1,4 +1,4 @@
-"""What the rows of R seeds go through, with gradients: affine maps, LayerNorm, a look, a refinement.
+"""What the rows of R seeds go through, with gradients: affine maps, LayerNorm, looks and refinements.
 
     r, z = sigmoid(the first two thirds of W_i x + b_i + W_h s + b_h)
     n = tanh(the last third of W_i x + b_i + r (W_h s + b_h));  s' = n + z (s - n)
@@ -55,28 +55,102 @@ def refine(update: Tensor, slot: Tensor, refinement: Shared) -> Tensor:
     return cast(Tensor, _Refine.apply(update, slot, refinement.handle, refinement))
 
 
-def look(
-    slots: Tensor, scale: Tensor, bias: Tensor, tokens: Shared, query_map: Shared
+def iterate(
+    slots: Tensor, reader: "Look | Competition", refinement: Shared, n_iter: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the attention [R, n, L] of slots [R, n, D] to tokens, and what it pools [R, n, D].
+    """Let slots [R, n, D] look at the tokens and be refined by what they pool, `n_iter` times.
 
-    Attention is a softmax of scale <query, token> + bias, with scale and bias [R, B, L], and pools tokens
-    times scale. `tokens` shares [R, B, L, D]; the slots of a sample follow one another. `query_map` shares
-    weight and bias of the map of normalised slots.
+    Returns the slots and their last attention [R, n, L]; the slots of a sample follow one another.
+    `refinement` shares the tensors of a `Refinement`.
     """
-    looked = _Look.apply(slots, scale, bias, tokens.handle, query_map.handle, tokens, query_map)
+    handles = reader.tokens.handle, reader.query_map.handle, refinement.handle
+    looked = _Iterate.apply(slots, *reader.state, *handles, reader, refinement, n_iter)
     return cast(tuple[Tensor, Tensor], looked)
 
 
-def compete(slots: Tensor, tokens: Shared, query_map: Shared) -> tuple[Tensor, Tensor]:
-    """Return the attention [R, n, L] of slots [R, n, D] that compete for tokens, and what it pools.
+class Look:
+    """Slots see tokens: a softmax over tokens of scale <query, token> + bias, which pools tokens times scale.
 
-    Attention is a softmax over the slots of a sample of <query, token> + offset. It pools the mean of the
-    tokens, and the sum of the weights of that mean: [R, n, D + 1]. `query_map` shares weight and bias of the
-    map of normalised slots to D + 1 values, the last of which is the offset; `tokens` are as for `look`.
+    Args:
+        tokens: shares the tokens [R, B, L, D].
+        query_map: shares weight and bias of the map of normalised slots.
+        scale: factors [R, B, L] of the tokens; None are ones.
+        bias: [R, B, L]; None are zeros.
     """
-    looked = _Compete.apply(slots, tokens.handle, query_map.handle, tokens, query_map)
-    return cast(tuple[Tensor, Tensor], looked)
+
+    def __init__(
+        self, tokens: Shared, query_map: Shared, scale: Tensor | None = None, bias: Tensor | None = None
+    ) -> None:
+        shape = tokens.arrays[0].shape[:3]
+        self.tokens = tokens
+        self.query_map = query_map
+        self.state = scale, bias
+        self._scale = np.ones(shape, np.float32) if scale is None else _array(scale)
+        self._bias = np.zeros(shape, np.float32) if bias is None else _array(bias)
+        self._d_scale, self._d_bias = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+
+    def look(self, slots: Array) -> tuple[Array, Array, tuple[Array, ...]]:
+        """Return the attention [R, n, L] of slots [R, n, D], what it pools [R, n, D], and what to keep."""
+        n_seeds, n_rows, d = slots.shape
+        normed, query, pooled = (_empty(n_seeds, n_rows, d) for _ in range(3))
+        score, attn = (_empty(n_seeds, n_rows, self._scale.shape[2]) for _ in range(2))
+        kept = normed, _empty(n_seeds, n_rows), query, score, attn
+        kernels.look(
+            slots, *self.tokens.arrays, self._scale, self._bias, *self.query_map.arrays, *kept, pooled
+        )
+        return attn, pooled, kept
+
+    def look_backward(self, d_attn: Array, d_pooled: Array, kept: tuple[Array, ...]) -> Array:
+        """Return the gradient of the slots of a look; the others are added to."""
+        d_slots = np.empty_like(d_pooled)
+        read = *self.tokens.arrays, self._scale, self.query_map.arrays[0]
+        sums = *self.tokens.sums, self._d_scale, self._d_bias, *self.query_map.sums
+        kernels.look_backward(d_attn, d_pooled, *read, *kept, d_slots, *sums)
+        return d_slots
+
+    def d_state(self) -> tuple[Tensor | None, ...]:
+        """Return the gradients of `state`, summed over looks."""
+        sums = zip(self.state, (self._d_scale, self._d_bias), strict=True)
+        return tuple(None if given is None else torch.from_numpy(x) for given, x in sums)
+
+
+class Competition:
+    """Slots compete for tokens: a softmax over the slots of a sample of <query, token> + offset.
+
+    It pools the mean of the tokens, and the sum of the weights of that mean: [R, n, D + 1].
+
+    Args:
+        tokens: shares the tokens [R, B, L, D].
+        query_map: shares weight and bias of the map of normalised slots to D + 1 values, the last of which is
+            the offset.
+    """
+
+    state = None, None
+
+    def __init__(self, tokens: Shared, query_map: Shared) -> None:
+        self.tokens = tokens
+        self.query_map = query_map
+
+    def look(self, slots: Array) -> tuple[Array, Array, tuple[Array, ...]]:
+        """Return the attention [R, n, L] of slots [R, n, D], what it pools, and what to keep."""
+        n_seeds, n_rows, d = slots.shape
+        normed, attn = _empty(n_seeds, n_rows, d), _empty(n_seeds, n_rows, self.tokens.arrays[0].shape[2])
+        query, pooled = (_empty(n_seeds, n_rows, d + 1) for _ in range(2))
+        kept = normed, _empty(n_seeds, n_rows), query, attn, pooled
+        kernels.compete(slots, *self.tokens.arrays, *self.query_map.arrays, FLOOR, *kept)
+        return attn, pooled, kept
+
+    def look_backward(self, d_attn: Array, d_pooled: Array, kept: tuple[Array, ...]) -> Array:
+        """Return the gradient of the slots of a look; the others are added to."""
+        d_slots = np.empty_like(kept[0])
+        read = *self.tokens.arrays, self.query_map.arrays[0], FLOOR
+        sums = *self.tokens.sums, *self.query_map.sums
+        kernels.compete_backward(d_attn, d_pooled, *read, *kept, d_slots, *sums)
+        return d_slots
+
+    def d_state(self) -> tuple[Tensor | None, ...]:
+        """Return the gradients of `state`, of which there are none."""
+        return None, None
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -116,82 +190,50 @@ class _Collected(torch.autograd.Function):
 class _Refine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, update: Tensor, slot: Tensor, handle: Tensor, refinement: Shared) -> Tensor:
-        inputs = _array(update), _array(slot)
-        n_seeds, n_rows, d = slot.shape
-        gates, scale = _empty(n_seeds, n_rows, 2 * d), _empty(n_seeds, n_rows)
-        gated, new, normed, active, slope, out = (_empty(n_seeds, n_rows, d) for _ in range(6))
-        kept = gates, gated, new, normed, scale, active, slope
-        kernels.refine(*inputs, *refinement.arrays, *kept, out)
-        ctx.kept, ctx.refinement = (*inputs, *kept), refinement
+        out, ctx.kept = _refine(_array(update), _array(slot), refinement)
+        ctx.refinement = refinement
         return torch.from_numpy(out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        update, slot, *kept = _taken(ctx)
-        d_update, d_slot = np.empty_like(update), np.empty_like(slot)
-        weights, sums = ctx.refinement.arrays[::2], ctx.refinement.sums
-        kernels.refine_backward(_array(d_out), update, slot, *weights, *kept, d_update, d_slot, *sums)
+        d_update, d_slot = _refine_backward(_array(d_out), _taken(ctx), ctx.refinement)
         return torch.from_numpy(d_update), torch.from_numpy(d_slot), torch.zeros(()), None
 
 
-class _Look(torch.autograd.Function):
+class _Iterate(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         slots: Tensor,
-        scale: Tensor,
-        bias: Tensor,
+        scale: Tensor | None,
+        bias: Tensor | None,
         tokens_handle: Tensor,
         map_handle: Tensor,
-        tokens: Shared,
-        query_map: Shared,
+        refinement_handle: Tensor,
+        reader: Look | Competition,
+        refinement: Shared,
+        n_iter: int,
     ) -> tuple[Tensor, Tensor]:
-        n_seeds, n_rows, d = slots.shape
-        scales, n_tokens = _array(scale), scale.shape[2]
-        normed, query, pooled = (_empty(n_seeds, n_rows, d) for _ in range(3))
-        score, attn = (_empty(n_seeds, n_rows, n_tokens) for _ in range(2))
-        kept = normed, _empty(n_seeds, n_rows), query, score, attn
-        kernels.look(_array(slots), *tokens.arrays, scales, _array(bias), *query_map.arrays, *kept, pooled)
-        ctx.kept, ctx.tokens, ctx.query_map = (scales, *kept), tokens, query_map
-        return torch.from_numpy(attn), torch.from_numpy(pooled)
+        rows, ctx.kept = _array(slots), []
+        ctx.reader, ctx.refinement = reader, refinement
+        for _ in range(n_iter):
+            attn, pooled, looked = reader.look(rows)
+            rows, refined = _refine(pooled, rows, refinement)
+            ctx.kept.append((looked, refined))
+        return torch.from_numpy(rows), torch.from_numpy(attn)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_attn: Tensor, d_pooled: Tensor) -> tuple[Tensor | None, ...]:
-        tokens, query_map = ctx.tokens, ctx.query_map
-        scales, *kept = _taken(ctx)
-        given = _array(d_attn), _array(d_pooled)
-        d_slots, d_scale, d_bias = np.empty_like(given[1]), np.zeros_like(scales), np.zeros_like(scales)
-        read = *tokens.arrays, scales, query_map.arrays[0]
-        kernels.look_backward(*given, *read, *kept, d_slots, *tokens.sums, d_scale, d_bias, *query_map.sums)
-        of_inputs = (torch.from_numpy(x) for x in (d_slots, d_scale, d_bias))
-        return *of_inputs, torch.zeros(()), torch.zeros(()), None, None
-
-
-class _Compete(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, slots: Tensor, tokens_handle: Tensor, map_handle: Tensor, tokens: Shared, query_map: Shared
-    ) -> tuple[Tensor, Tensor]:
-        n_seeds, n_rows, d = slots.shape
-        normed, attn = _empty(n_seeds, n_rows, d), _empty(n_seeds, n_rows, tokens.arrays[0].shape[2])
-        query, pooled = (_empty(n_seeds, n_rows, d + 1) for _ in range(2))
-        kept = normed, _empty(n_seeds, n_rows), query, attn, pooled
-        kernels.compete(_array(slots), *tokens.arrays, *query_map.arrays, FLOOR, *kept)
-        ctx.kept, ctx.tokens, ctx.query_map = kept, tokens, query_map
-        return torch.from_numpy(attn), torch.from_numpy(pooled)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_attn: Tensor, d_pooled: Tensor) -> tuple[Tensor | None, ...]:
-        tokens, query_map = ctx.tokens, ctx.query_map
-        kept = _taken(ctx)
-        d_slots = np.empty_like(kept[0])
-        read = *tokens.arrays, query_map.arrays[0], FLOOR
-        sums = *tokens.sums, *query_map.sums
-        kernels.compete_backward(_array(d_attn), _array(d_pooled), *read, *kept, d_slots, *sums)
-        return torch.from_numpy(d_slots), torch.zeros(()), torch.zeros(()), None, None
+    def backward(ctx: Any, d_slots: Tensor, d_attn: Tensor) -> tuple[Tensor | None, ...]:
+        given, seen = _array(d_slots), _array(d_attn)
+        for looked, refined in reversed(_taken(ctx)):
+            d_pooled, d_rows = _refine_backward(given, refined, ctx.refinement)
+            given = ctx.reader.look_backward(seen, d_pooled, looked)
+            given += d_rows
+            seen = np.zeros_like(seen)  # only the last attention is handed out
+        handles = (torch.zeros(()) for _ in range(3))
+        return torch.from_numpy(given), *ctx.reader.d_state(), *handles, None, None, None
 
 
 class _Affine(torch.autograd.Function):
@@ -264,6 +306,25 @@ class _ScaledNorm(torch.autograd.Function):
         d_x, d_gain, d_shift = np.empty_like(normed), np.zeros_like(gain), np.zeros_like(gain)
         kernels.scaled_norm_backward(_array(d_y), gain, normed, scale, d_x, d_gain, d_shift)
         return tuple(torch.from_numpy(x) for x in (d_x, d_gain, d_shift))
+
+
+def _refine(update: Array, slot: Array, refinement: Shared) -> tuple[Array, tuple[Array, ...]]:
+    """Return the refined slots, and what the gradients need."""
+    n_seeds, n_rows, d = slot.shape
+    gates, scale = _empty(n_seeds, n_rows, 2 * d), _empty(n_seeds, n_rows)
+    gated, new, normed, active, slope, out = (_empty(n_seeds, n_rows, d) for _ in range(6))
+    kept = gates, gated, new, normed, scale, active, slope
+    kernels.refine(update, slot, *refinement.arrays, *kept, out)
+    return out, (update, slot, *kept)
+
+
+def _refine_backward(d_out: Array, kept: tuple[Array, ...], refinement: Shared) -> tuple[Array, Array]:
+    """Return the gradients of update and slot; those of the parameters are added to."""
+    update, slot, *rest = kept
+    d_update, d_slot = np.empty_like(update), np.empty_like(slot)
+    weights = refinement.arrays[::2]
+    kernels.refine_backward(d_out, update, slot, *weights, *rest, d_update, d_slot, *refinement.sums)
+    return d_update, d_slot
 
 
 def _gradients(ctx: Any, x: Array, weight: Array) -> tuple[Array, Array, Array]:

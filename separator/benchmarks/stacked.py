@@ -2,7 +2,7 @@
 
 The mechanisms of `separator.attention` keep their own loops over slots and iterations. They see the batches
 of all seeds as one batch, seed after seed. What multiplies by a parameter is replaced, a product over rows by
-one over [seed, row], and where a mechanism looks at tokens as most do, all of that look. Noise and orders
+one over [seed, row], and where a mechanism looks at tokens as most do, all iterations of a slot. Noise and orders
 come from a generator a seed, so that a seed's run is the same in any company.
 """
 
@@ -22,12 +22,13 @@ from separator.attention.parallel import VanillaSlotAttention
 from separator.attention.reading import TokenState
 from separator.benchmarks.model import BenchmarkModel, Prediction
 from separator.benchmarks.refinement import (
+    Competition,
+    Look,
     Refinement,
     Shared,
     affine,
-    compete,
     gelu_affine,
-    look,
+    iterate,
     normalise,
     refine,
     scaled_norm,
@@ -139,53 +140,53 @@ class StackedMechanism(SlotAttention):
 
 
 class StackedReader(StackedMechanism):
-    """A `StackedMechanism` with a loop for all of a look: scores, attention and what it pools."""
+    """A `StackedMechanism` with loops for all iterations of slots."""
 
     def read(self, h: Tensor, n_readers: int, n_passes: int) -> Shared:  # type: ignore[override]
         """Return the tokens by seed."""
         return Shared(h.unflatten(0, (len(self.generators), -1)))
 
+    def _iterate(self, slots: Tensor, reader: Look | Competition, maps: Maps) -> tuple[Tensor, Tensor]:
+        """Return slots [R * B, N, D] after all iterations and their attention [R * B, N, L]."""
+        rows = slots.reshape(len(self.generators), -1, self.d_model)
+        found, attn = iterate(rows, reader, maps.gates, self.n_iter)  # type: ignore[arg-type]
+        return found.view(slots.shape), attn.view(*slots.shape[:2], -1)
+
 
 class StackedLoop(StackedReader):
     """What goes before a `SequentialLoop`, whose slots take a softmax over tokens."""
 
-    REPLACED = "look", "maps", "normalise", "pool"
+    REPLACED = "iterate", "look", "maps", "normalise", "pool"
 
     def maps(self) -> Maps:
-        """Return the maps as `look` and `refine` take them."""
+        """Return the maps as `Look` and `refine` take them."""
         return Maps(Shared(*self._query_map()), None, self.gates_map())  # type: ignore[arg-type]
 
-    def look(self, tokens: Shared, slots: Tensor, state: TokenState, maps: Maps) -> tuple[Tensor, Tensor]:
-        """Return the attention [R * B, N, L] of slots [R * B, N, D], and what it pools."""
-        n_seeds, n_samples, n_tokens, _ = tokens.arrays[0].shape
-        neutral = slots.new_ones(n_seeds, n_samples, n_tokens), slots.new_zeros(n_seeds, n_samples, n_tokens)
-        scale, bias = (
-            old if new is None else new.view_as(old)
-            for new, old in zip((state.scale, state.bias), neutral, strict=True)
-        )
-        rows = slots.view(n_seeds, -1, self.d_model)
-        attn, pooled = look(rows, scale, bias, tokens, maps.query)  # type: ignore[arg-type]
-        return attn.view(*slots.shape[:2], n_tokens), pooled.view_as(slots)
+    def iterate(
+        self, tokens: Shared, slots: Tensor, state: TokenState, maps: Maps, forced: None
+    ) -> tuple[Tensor, Tensor]:
+        """Return slots [R * B, N, D] after all iterations and their attention [R * B, N, L]."""
+        shape = tokens.arrays[0].shape[:3]
+        scale, bias = (None if x is None else x.view(shape) for x in state)
+        return self._iterate(slots, Look(tokens, maps.query, scale, bias), maps)  # type: ignore[arg-type]
 
 
 class StackedCompetition(StackedReader, VanillaSlotAttention):
     """What goes before a mechanism whose slots take a softmax over slots."""
 
-    REPLACED = "look", "maps", "attend", "normalise", "pool"
+    REPLACED = "iterate", "maps", "attend", "normalise", "pool"
 
     def maps(self) -> Maps:
-        """Return the maps as `compete` and `refine` take them."""
+        """Return the maps as `Competition` and `refine` take them."""
         maps = super().maps()
         pairs = zip(cast(StackedMap, maps.query), cast(StackedMap, maps.offset), strict=True)
         (weight, offset_weight), (bias, offset_bias) = pairs
         query = Shared(torch.cat([weight, offset_weight], 1), torch.cat([bias, offset_bias], 1))
         return maps._replace(query=query)  # type: ignore[arg-type]
 
-    def look(self, tokens: Shared, slots: Tensor, maps: Maps) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Return the attention [R * B, S, L] of slots [R * B, S, D], and what it pools."""
-        rows = slots.reshape(len(self.generators), -1, self.d_model)
-        attn, pooled = compete(rows, tokens, maps.query)  # type: ignore[arg-type]
-        return tuple(x.view(*slots.shape[:2], -1) for x in (attn, pooled))  # type: ignore[return-value]
+    def iterate(self, tokens: Shared, slots: Tensor, maps: Maps, forced: None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Return slots [R * B, S, D] after all iterations and their attention [R * B, S, L]."""
+        return self._iterate(slots, Competition(tokens, maps.query), maps)  # type: ignore[arg-type]
 
 
 class OrderOfEachSeed:
