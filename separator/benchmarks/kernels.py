@@ -437,6 +437,42 @@ def refine_backward(
 
 
 @_compiled
+def match(
+    params: Array,
+    truth: Array,
+    logits: Array,
+    counts: Array,
+    n_ranks: int,
+    slots_out: Array,
+    matched_out: Array,
+) -> None:
+    """Slots [n, K] of sources: by falling logits [n, S], each slot takes the nearest source that is left.
+
+    `params` [n, S, P] are compared with `truth` [n, K, P], of which the first `counts` [n] are there. At most
+    `n_ranks` slots take part; `matched_out` [n, K], at first False, tells whether a source was taken.
+    """
+    n_samples, n_slots, n_params = params.shape
+    is_left = np.empty(n_slots, np.bool_)
+    for sample in range(n_samples):
+        matched, is_left[:] = matched_out[sample], True
+        for _ in range(min(counts[sample], n_ranks)):
+            slot = -1
+            for other in range(n_slots):
+                if is_left[other] and (slot < 0 or logits[sample, other] > logits[sample, slot]):
+                    slot = other
+            is_left[slot] = False
+            nearest, source = _ZERO, -1
+            for other in range(counts[sample]):
+                if not matched[other]:
+                    distance = _ZERO
+                    for i in range(n_params):
+                        distance += (params[sample, slot, i] - truth[sample, other, i]) ** 2
+                    if source < 0 or distance < nearest:
+                        nearest, source = distance, other
+            matched[source], slots_out[sample, source] = True, slot
+
+
+@_compiled
 def _gru(x: Array, h: Array, old: Array, gates: Array, gated: Array, new: Array, state: Array) -> None:
     """r, z = sigmoid(x + h) of two thirds; n = tanh(x + r h) of the last; state = n + z (old - n)."""
     n_rows, d = old.shape

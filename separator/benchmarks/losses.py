@@ -6,9 +6,11 @@ Reference: Houba, NeurIPS 2026, section 3.1 and appendix H.
 """
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from separator.benchmarks.matching import match_sources
@@ -68,16 +70,40 @@ def parameter_loss(params: Tensor, true_params: Tensor, exist_logits: Tensor, co
 
 
 def similarity_loss(vectors: Tensor) -> Tensor:
-    """Return the mean [...] over S x S of the squared cosines of two of S vectors [..., B, S, D]."""
-    products = vectors @ vectors.mT  # [..., B, S, S]
-    inverse = products.diagonal(dim1=-2, dim2=-1).clamp(min=NORM_FLOOR**2).rsqrt()  # of the lengths
-    cosines = products * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
-    n_slots = vectors.shape[-2]
-    different = ~torch.eye(n_slots, dtype=torch.bool, device=vectors.device)
-    return (cosines.square() * different).sum((-2, -1)).mean(-1) / n_slots**2
+    """Return the mean [...] over S x S of the squared cosines of two of S vectors [..., B, S, D].
+
+    It has first derivatives only.
+    """
+    return cast(Tensor, _Similarity.apply(vectors))
 
 
 def coverage_loss(attn: Tensor) -> Tensor:
     """Return mean_b sum_l (sum_s a_sl - 1)^2 [...] of attn [..., B, S, L], renormalised over tokens."""
     shares = attn / attn.sum(-1, keepdim=True).clamp(min=SUM_FLOOR)
     return (shares.sum(-2) - 1).square().sum(-1).mean(-1)
+
+
+class _Similarity(torch.autograd.Function):
+    """With unit vectors u and c = <u_i, u_j>, the gradient of c^2 along v_i is 2 c (u_j - c u_i) / |v_i|."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor) -> Tensor:
+        cosines = vectors @ vectors.mT  # [..., B, S, S]
+        squares = cosines.diagonal(dim1=-2, dim2=-1).clone()
+        inverse = squares.clamp(min=NORM_FLOOR**2).rsqrt()  # of the lengths
+        cosines *= inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
+        cosines.diagonal(dim1=-2, dim2=-1).zero_()
+        ctx.save_for_backward(vectors, squares, inverse, cosines)
+        return cosines.square().mean((-3, -2, -1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_loss: Tensor) -> Tensor:
+        vectors, squares, inverse, cosines = ctx.saved_tensors
+        along = (
+            cosines.square().sum(-1) * inverse * (squares > NORM_FLOOR**2)
+        )  # below, the length is constant
+        to_others = cosines * inverse.unsqueeze(-2) - torch.diag_embed(along)
+        n_pairs = cosines.shape[-3:].numel()
+        factor = 4 / n_pairs * d_loss[..., None, None] * inverse
+        return cast(Tensor, (to_others * factor.unsqueeze(-1)) @ vectors)

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from separator.benchmarks import kernels
+
 
 class Pairs(NamedTuple):
     """The slot of each source."""
@@ -19,25 +21,17 @@ def match_sources(
 ) -> Pairs:
     """Let the K slots with the highest logits take, in that order, each the nearest source that is left.
 
-    Near is Euclidean, in the parameters [..., B, S, P] and [..., B, K, P]; `counts` [..., B] is K. The only
-    loop is over the ranks of the slots. `barred` is a slot that takes no part.
+    Near is Euclidean, in the parameters [..., B, S, P] and [..., B, K, P] as float32; `counts` [..., B] is K
+    of each. `barred` is a slot that takes no part.
     """
-    n_sources = true_params.shape[-2]
+    n_ranks = exist_logits.shape[-1]
     if barred is not None:
         exist_logits = exist_logits.index_fill(-1, torch.tensor([barred], device=counts.device), -torch.inf)
-    n_free = exist_logits.shape[-1] - (barred is not None)
-    n_ranks = min(n_free, n_sources)
-    ranked = exist_logits.argsort(-1, descending=True)[..., :n_ranks]  # [..., B, ranks]
-    candidates = params.take_along_dim(ranked.unsqueeze(-1), -2)
-    distances = (candidates.unsqueeze(-2) - true_params.unsqueeze(-3)).square().sum(-1)  # [..., B, ranks, K]
-    sources = torch.arange(n_sources, device=counts.device)
-    taken = (sources >= counts.unsqueeze(-1)).expand((*distances.shape[:-2], n_sources))
-    slots = torch.zeros(taken.shape, dtype=torch.int64, device=counts.device)
-    matched = torch.zeros_like(taken)
-    for rank in range(n_ranks):
-        nearest = distances[..., rank, :].masked_fill(taken, torch.inf).argmin(-1, keepdim=True)
-        choice = (sources == nearest) & (rank < counts).unsqueeze(-1)  # [..., B, K]
-        slots = torch.where(choice, ranked[..., rank, None], slots)
-        matched = matched | choice
-        taken = taken | choice
-    return Pairs(slots, matched)
+        n_ranks -= 1
+    found = params, true_params, exist_logits
+    rows = [x.reshape(-1, *x.shape[counts.dim() :]).float().contiguous().cpu().numpy() for x in found]
+    shape = true_params.shape[:-1]
+    slots, matched = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.bool)
+    out = (x.view(-1, shape[-1]).numpy() for x in (slots, matched))
+    kernels.match(*rows, counts.reshape(-1).cpu().numpy(), n_ranks, *out)
+    return Pairs(slots.to(counts.device), matched.to(counts.device))

@@ -2,8 +2,8 @@
 
 The mechanisms of `separator.attention` keep their own loops over slots and iterations. They see the batches
 of all seeds as one batch, seed after seed. What multiplies by a parameter is replaced, a product over rows by
-one over [seed, row], and where a mechanism looks at tokens as most do, all iterations of a slot. Noise and orders
-come from a generator a seed, so that a seed's run is the same in any company.
+one over [seed, row], and where a mechanism looks at tokens as most do, all iterations of a slot are. Noise
+and orders come from a generator a seed, so that a seed's run is the same in any company.
 """
 
 import copy
