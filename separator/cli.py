@@ -26,7 +26,7 @@ from separator import __version__
 from separator.console import Console, Progress, silence_streams, summary
 from separator.errors import SeparatorError
 from separator.naming import FORMATS, PLACEHOLDERS, TEMPLATE, check_template
-from separator.script import one_line, positive
+from separator.script import Parser, number, one_line, positive
 
 if TYPE_CHECKING:
     from separator.audio import AudioInfo
@@ -42,7 +42,7 @@ INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
 def build_parser() -> argparse.ArgumentParser:
     """Arguments of the command; those that the API has carry its names and defaults."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="separate",
         description="Separate recordings into their sounds: OUTPUT/<name>/source1.wav ... residual.wav.",
         epilog="Exit status: 0 all done, 1 an input failed (others are done), 2 wrong call, 130 interrupted.",
@@ -332,7 +332,7 @@ def _termination_as_exit() -> Iterator[None]:
 
 def _probability(text: str) -> float:
     """Parse a number from 0 to 1."""
-    value = float(text)
+    value = number(text)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not from 0 to 1")
     return value
@@ -340,7 +340,7 @@ def _probability(text: str) -> float:
 
 def _seconds(text: str) -> float:
     """Parse a time from 0."""
-    value = float(text)
+    value = number(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0")
     return value

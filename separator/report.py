@@ -23,6 +23,7 @@ import torch
 from separator.errors import SeparatorError
 from separator.evaluation import ExampleScore
 from separator.metrics import count_confusion
+from separator.script import Parser
 from separator.training import environment
 
 _TABLE = re.compile(r"(<!-- table:(?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- /table -->)", re.DOTALL)
@@ -258,9 +259,7 @@ def measure_recipe(
         tables: makes the README's tables of the results.
         arguments: of the command line; by default those of the process.
     """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path, nargs="?", default=here / "recipe.toml")
     parser.add_argument("--results", type=Path, default=here / "results" / "speed.json")
     parser.add_argument("--readme", type=Path, default=here / "README.md")

@@ -4,8 +4,17 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from separator.errors import SeparatorError
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that says in one line what is wrong with a call, and ends with the status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and where the options are told."""
+        self.exit(2, f"{self.prog}: error: {one_line(message)}; see {self.prog} --help\n")
 
 
 def exit_status(work: Callable[[], int | None], script: str | Path, *, resumes: bool = False) -> int:
@@ -32,6 +41,14 @@ def positive(text: str) -> int:
 def natural(text: str) -> int:
     """Parse a whole number from 0, of a command line."""
     return _whole(text, 0)
+
+
+def number(text: str) -> float:
+    """Parse a number, of a command line."""
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
 
 
 def _whole(text: str, least: int) -> int:

@@ -283,13 +283,23 @@ def test_digital_silence_has_no_sources_and_exit_status_zero(run, random_model, 
         ["--json"],
         ["mix.wav", "--over"],
         ["--nope"],
+        ["mix.wav", "--in\ntwo"],
     ],
 )
-def test_a_wrong_call_exits_with_two_and_says_how_to_call(arguments, capsys):
+def test_a_wrong_call_exits_with_two_and_one_line(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: separate")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("separate: error: ")
+    assert line.endswith("; see separate --help")
+
+
+@pytest.mark.parametrize("option", ["--start", "--duration", "--min-existence"])
+def test_what_is_no_number_is_told_so(option, capsys):
+    with pytest.raises(SystemExit):
+        main(["mix.wav", option, "1s"])
+    assert f"argument {option}: '1s' is not a number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 from separator.console import Counter
 from separator.downloads import RemoteFile, bytes_to_fetch, check_space, fetch, read_zenodo_record, unpack
 from separator.fuss import FUSS_SPLITS, check_fuss_split
-from separator.script import exit_status
+from separator.script import Parser, exit_status
 
 HERE = Path(__file__).resolve().parent
 RECORD = "https://zenodo.org/api/records/3743844"
@@ -73,9 +73,7 @@ def _megabytes(label: str):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prepare the data; 0 when all of it is there, 1 with what is not on stderr."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--versions", nargs="+", choices=list(ARCHIVES), default=list(ARCHIVES))
     parser.add_argument("--output", type=Path, default=HERE, help="where ssdata/ and ssdata_reverb/ go")
     parser.add_argument("--download", type=Path, default=HERE / "download", help="folder of the archives")

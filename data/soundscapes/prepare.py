@@ -34,7 +34,7 @@ from splits import assign_splits, held_out
 from unpack import Recording, file_sha256, read_package
 
 from separator.errors import SeparatorError
-from separator.script import exit_status
+from separator.script import Parser, exit_status
 
 HERE = Path(__file__).resolve().parent
 SAMPLE_RATE = 16000
@@ -326,9 +326,7 @@ def _where(clip: Clip) -> tuple[str, str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one step of the preparation; 0 when it is complete, 1 with one line on stderr when it is not."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", nargs="?", default="bank", choices=STEPS)
     parser.add_argument("--packages", type=Path, default=HERE / "packages", help="folder of the .deb files")
     parser.add_argument("--bank", "--output", type=Path, default=HERE / "bank", help="folder of the bank")
