@@ -1,10 +1,11 @@
 """What command lines have in common: their numbers, their one line of error, their exit status."""
 
 import argparse
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from separator.errors import SeparatorError
 
@@ -12,9 +13,25 @@ from separator.errors import SeparatorError
 class Parser(argparse.ArgumentParser):
     """A parser that says in one line what is wrong with a call, and ends with the status 2."""
 
+    _arguments: tuple[str, ...] = ()
+
+    def parse_known_args(
+        self, args: Iterable[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parse ``args``, by default those of the process."""
+        self._arguments = tuple(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(self._arguments, namespace)
+
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where the options are told."""
-        self.exit(2, f"{self.prog}: error: {one_line(message)}; see {self.prog} --help\n")
+        """Say what is wrong, how to name a file that looks like an option, and where options are told."""
+        files = [name for name in self._arguments if self._hides_a_file(name)]
+        remedy = f"; write ./{files[0]} for the file of that name" if files else ""
+        self.exit(2, f"{self.prog}: error: {one_line(message + remedy)}; see {self.prog} --help\n")
+
+    def _hides_a_file(self, argument: str) -> bool:
+        """Whether an argument that is no option of this parser would be a file's name but for its dash."""
+        known = argument in self._option_string_actions
+        return argument.startswith("-") and not known and os.path.lexists(argument)
 
 
 def exit_status(work: Callable[[], int | None], script: str | Path, *, resumes: bool = False) -> int:
