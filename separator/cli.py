@@ -148,7 +148,7 @@ def _add_talk(group: argparse._ArgumentGroup) -> None:
     )
     loudness = group.add_mutually_exclusive_group()
     loudness.add_argument(
-        "-q", "--quiet", action="store_true", help="say errors only (--json is still printed)"
+        "-q", "--quiet", action="store_true", help="say warnings and errors only (--json is still printed)"
     )
     loudness.add_argument(
         "-v", "--verbose", action="store_true", help="say what was read and how long it took"

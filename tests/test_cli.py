@@ -312,15 +312,20 @@ def test_a_wrong_number_of_slots_is_told_what_it_lacks(count, reason, capsys):
     assert f"argument --slots: {reason}" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_gain_is_named_in_table_and_json(run, tmp_path, band_separator, monkeypatch):
+def test_a_gain_is_a_warning_and_in_the_json(run, tmp_path, band_separator, monkeypatch):
     monkeypatch.setattr(Separator, "load", lambda *arguments: band_separator)
     square = 0.999 * np.sign(np.sin(2 * np.pi * 400 * np.arange(16_000) / 16_000))
     soundfile.write(tmp_path / "square.wav", square, 16_000, subtype="PCM_16")
-    _, out, _ = run(tmp_path / "square.wav", "--json")
+    _, out, err = run(tmp_path / "square.wav", "--json")
     gain_db = json.loads(out)["gain_db"]
     assert -3 < gain_db < -1
-    _, out, _ = run(tmp_path / "square.wav", "--overwrite")
-    assert f"gain of all stems {gain_db:.2f} dB" in out
+    warning = (
+        f"separate: warning: {tmp_path / 'square.wav'}: all stems are {-gain_db:.2f} dB quieter "
+        "than the input, so that none clips and they still add up"
+    )
+    assert err == [warning]
+    assert run(tmp_path / "square.wav", "--overwrite")[2] == [warning]
+    assert run(tmp_path / "square.wav", "--overwrite", "--quiet") == (0, "", [warning])
 
 
 def test_skipping_existing_results_counts_them(run, mix, tmp_path):
@@ -389,12 +394,35 @@ def test_samples_that_are_no_numbers_are_repaired_with_a_warning(run, tmp_path):
     assert "sample 17" in err[0]
 
 
-def test_quiet_says_errors_only_and_still_prints_json(run, mix, tmp_path):
+def test_quiet_says_errors_and_still_prints_json(run, mix, tmp_path):
     status, out, err = run(mix, tmp_path / "missing.wav", "--quiet")
     assert (status, out, len(err)) == (1, "", 1)
     status, out, err = run(mix, "--quiet", "--overwrite", "--json")
     assert (status, err) == (0, [])
     assert json.loads(out)["input"] == str(mix)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("case", "options", "warning"),
+    [
+        ("broken off", [], "the file holds 4000"),
+        ("repaired", ["--repair"], "1 samples are NaN or inf and taken as 0"),
+        ("lossy", ["--format", "ogg"], "ogg is lossy"),
+    ],
+)
+def test_quiet_says_what_is_other_than_expected(run, tmp_path, case, options, warning, as_json):
+    path = tmp_path / "odd.wav"
+    samples = np.full(8000, 0.1, np.float32)
+    samples[17] = np.nan if case == "repaired" else 0.1
+    soundfile.write(path, samples, 8000, subtype="FLOAT")
+    if case == "broken off":
+        path.write_bytes(path.read_bytes()[: -4 * 4000])
+    status, out, err = run(path, "--quiet", *options, *["--json"] * as_json)
+    assert (status, len(err)) == (0, 1)
+    assert err[0].startswith(f"separate: warning: {path}: ")
+    assert warning in err[0]
+    assert [json.loads(line)["input"] for line in out.splitlines()] == [str(path)] * as_json
 
 
 def test_verbose_says_what_was_read_and_how_long_it_took(run, tmp_path):
