@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, NoReturn
 from separator import __version__
 from separator.console import Console, Progress, silence_streams, summary
 from separator.errors import SeparatorError
-from separator.naming import FORMATS, PLACEHOLDERS, TEMPLATE, check_template
-from separator.script import Parser, number, one_line, positive
+from separator.naming import FORMATS, MAX_SLOTS, PLACEHOLDERS, TEMPLATE, check_template
+from separator.script import Parser, number, one_line, positive, whole
 
 if TYPE_CHECKING:
     from separator.audio import AudioInfo
@@ -78,10 +78,10 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--slots",
         dest="n_slots",
-        type=positive,
+        type=_slots,
         default=4,
         metavar="N",
-        help="largest number of sources to look for (default: %(default)s)",
+        help=f"largest number of sources to look for, up to {MAX_SLOTS} (default: %(default)s)",
     )
     group.add_argument(
         "--min-existence",
@@ -328,6 +328,11 @@ def _termination_as_exit() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _slots(text: str) -> int:
+    """Parse a number of slots."""
+    return whole(text, 1, MAX_SLOTS)
 
 
 def _probability(text: str) -> float:

@@ -52,12 +52,12 @@ def exit_status(work: Callable[[], int | None], script: str | Path, *, resumes: 
 
 def positive(text: str) -> int:
     """Parse a whole number from 1, of a command line."""
-    return _whole(text, 1)
+    return whole(text, 1)
 
 
 def natural(text: str) -> int:
     """Parse a whole number from 0, of a command line."""
-    return _whole(text, 0)
+    return whole(text, 0)
 
 
 def number(text: str) -> float:
@@ -68,13 +68,15 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
 
 
-def _whole(text: str, least: int) -> int:
+def whole(text: str, least: int, most: int | None = None) -> int:
+    """Parse a whole number from ``least``, and up to ``most`` if there is one, of a command line."""
     try:
         value = int(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from error
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{text} is not {least} or more")
+    if value < least or (most is not None and value > most):
+        accepted = f"{least} or more" if most is None else f"from {least} to {most}"
+        raise argparse.ArgumentTypeError(f"{text} is not {accepted}")
     return value
 
 

@@ -23,7 +23,7 @@ from separator.audio import MAX_CHANNELS, Samples, Warn, inspect_audio, read_blo
 from separator.checkpoint import load_model
 from separator.errors import SeparatorError
 from separator.formats import choose_coding
-from separator.naming import TEMPLATE, StemNames
+from separator.naming import MAX_SLOTS, TEMPLATE, StemNames
 from separator.network import SeparationNetwork
 from separator.rendering import Renderer
 from separator.results import FileSeparation
@@ -236,8 +236,8 @@ class Separator:
 
     def _threshold(self, n_slots: int, min_existence: float | None) -> float:
         """Check the options; return the probability from which a slot is a source."""
-        if n_slots < 1:
-            raise SeparatorError(f"{n_slots=} leaves no slot for a source; pass at least 1")
+        if not 1 <= n_slots <= MAX_SLOTS:
+            raise SeparatorError(f"{n_slots=} is not from 1 to {MAX_SLOTS}; pass a number of slots that is")
         if min_existence is None:
             return self.network.config.min_existence
         if not 0 <= min_existence <= 1:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import soundfile
 import separator
 from separator import Separator
 from separator.cli import OPTIONS, build_parser, main
+from separator.naming import MAX_SLOTS
 
 
 @pytest.fixture
@@ -261,6 +263,8 @@ def test_digital_silence_has_no_sources_and_exit_status_zero(run, random_model, 
     [
         [],
         ["mix.wav", "--slots", "0"],
+        ["mix.wav", "--slots", "-3"],
+        ["mix.wav", "--slots", "65"],
         ["mix.wav", "--slots", "x"],
         ["mix.wav", "--min-existence", "2"],
         ["mix.wav", "--min-existence", "nan"],
@@ -304,12 +308,30 @@ def test_what_is_no_number_is_told_so(option, capsys):
 
 @pytest.mark.parametrize(
     ("count", "reason"),
-    [("0", "0 is not 1 or more"), ("abc", "'abc' is not a whole number"), ("2.5", "'2.5' is")],
+    [
+        ("0", "0 is not from 1 to 64"),
+        ("65", "65 is not from 1 to 64"),
+        ("1000000000", "1000000000 is not from 1 to 64"),
+        ("1e9", "'1e9' is not a whole number"),
+        ("abc", "'abc' is not a whole number"),
+        ("2.5", "'2.5' is"),
+    ],
 )
 def test_a_wrong_number_of_slots_is_told_what_it_lacks(count, reason, capsys):
     with pytest.raises(SystemExit):
         main(["mix.wav", "--slots", count])
     assert f"argument --slots: {reason}" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_as_many_slots_as_there_may_be_make_as_many_sources(run, mix):
+    status, out, err = run(mix, "--slots", MAX_SLOTS, "--min-existence", 0, "--json")
+    assert (status, err) == (0, [])
+    assert len(json.loads(out)["sources"]) == MAX_SLOTS
+
+
+def test_the_manual_names_the_largest_number_of_slots():
+    manual = (Path(__file__).parents[1] / "README.md").read_text()
+    assert f"| `--slots 4` | how many sources there may be at most, 1 to {MAX_SLOTS};" in manual
 
 
 def test_a_gain_is_a_warning_and_in_the_json(run, tmp_path, band_separator, monkeypatch):
