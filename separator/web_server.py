@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from separator import __version__
 from separator.errors import SeparatorError
-from separator.script import Parser, number
+from separator.script import Parser, number, whole
 from separator.web_jobs import Limits
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Arguments of the command."""
     parser = Parser(prog="separate-demo", description="Serve a web page that takes recordings apart.")
     parser.add_argument("--host", help="address to listen on, 0.0.0.0 for all (default: this machine only)")
-    parser.add_argument("--port", type=int, help="port to listen on (default: 7860 or the next free one)")
+    parser.add_argument("--port", type=_port, help="port to listen on (default: 7860 or the next free one)")
     parser.add_argument("--model", metavar="NAME|DIR", help="model to offer (default: all that are shipped)")
     limits = {
         "max_seconds": "longest recording taken",
@@ -184,6 +184,11 @@ async def _refuse(send: Send) -> None:
     headers = [(b"content-type", b"text/plain; charset=utf-8")]
     await send({"type": "http.response.start", "status": 403, "headers": headers})
     await send({"type": "http.response.body", "body": b"this page takes uploaded files only"})
+
+
+def _port(text: str) -> int:
+    """Parse the number of a port."""
+    return whole(text, 1, 65535)
 
 
 def _positive(text: str) -> float:

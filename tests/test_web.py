@@ -244,6 +244,15 @@ def test_a_limit_is_a_number_above_0(value, capsys):
     assert "--max-seconds" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", ["0", "-1", "65536", "x"])
+def test_a_port_is_a_number_that_can_be_listened_on(value, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--port", value])
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("separate-demo: error: argument --port: ")
+
+
 def test_help_comes_without_gradio_and_torch():
     code = (
         "import sys, atexit\n"
