@@ -214,6 +214,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
     from separator.audio import inspect_audio
     from separator.formats import choose_coding
     from separator.inputs import choose, find_inputs
+    from separator.stems import check_replaceable
 
     infos: dict[Path, AudioInfo] = {}
 
@@ -244,6 +245,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
         extension=f".{arguments.format}",
         overwrite=arguments.overwrite,
         skip_existing=arguments.skip_existing,
+        check=lambda names: check_replaceable(names, arguments.n_slots, picture=arguments.plot),
     )
     left_out: Counter[str] = found.left_out + chosen.left_out
     errors = [*found.errors, *chosen.errors]

@@ -100,11 +100,12 @@ def choose(
     extension: str = ".wav",
     overwrite: bool = False,
     skip_existing: bool = False,
+    check: Callable[[StemNames], object] = lambda names: None,
 ) -> Selection:
     """Select the inputs whose stems can be written without harm to other files.
 
     With ``skip_existing`` those whose stems are complete are left out; stems without a residual are those of
-    a run that was killed, and are replaced.
+    a run that was killed, and are replaced. ``check`` raises `SeparatorError` for what must not be.
     """
     inputs = list(inputs)
     selection = Selection()
@@ -126,6 +127,7 @@ def choose(
                         "pass another --output or --filename"
                     )
             names.check(overwrite or skip_existing)
+            check(names)
         except (ValueError, OSError) as error:
             selection.errors.append(_as_line(error, item.path))
         else:

@@ -28,7 +28,7 @@ from separator.network import SeparationNetwork
 from separator.rendering import Renderer
 from separator.results import FileSeparation
 from separator.segments import SEGMENT_SECONDS, Analysis, analyse
-from separator.stems import StemSet, check_writable
+from separator.stems import StemSet, check_replaceable, check_writable
 from separator.stft import STFT
 from separator.writing import Stem
 
@@ -171,6 +171,7 @@ class Separator:
         coding = choose_coding(info, format, subtype)
         names = StemNames(info.path, Path(output_dir), filename, coding.extension, folder)
         names.check(overwrite)
+        check_replaceable(names, n_slots)
         check_writable(output_dir)
         if coding.lossy:
             warn(f"{path}: {coding.format} is lossy, so the stems add up only about; in wav and flac exactly")
@@ -190,7 +191,9 @@ class Separator:
         with closing(analysis.spool):
             written = _write_stems(
                 renderer,
-                lambda gain: StemSet(names, len(slots), info, coding, gain=gain, overwrite=overwrite),
+                lambda gain: StemSet(
+                    names, len(slots), info, coding, gain=gain, overwrite=overwrite, warn=warn
+                ),
                 slots,
                 lambda share: progress(ANALYSIS_SHARE + share_left * share),
             )

@@ -251,6 +251,46 @@ def test_existing_results_are_kept_unless_overwriting_is_asked_for(run, mix, tmp
     assert not (tmp_path / "out" / "mix" / "source2.wav").exists()
 
 
+def test_overwriting_leaves_what_is_no_sound_file_with_a_warning(run, mix, tmp_path):
+    folder = tmp_path / "out" / "mix"
+    assert run(mix, "--slots", 3)[0] == 0
+    for name in ("source3.wav", "source9.wav", "residual.flac", "separation.png"):
+        (folder / name).write_text("my own notes")
+    (folder / "source8.wav").write_bytes((folder / "source2.wav").read_bytes())
+    for options in ([], ["--quiet"]):
+        status, _, err = run(mix, "--slots", 1, "--overwrite", *options)
+        assert (status, err) == (
+            0,
+            [
+                f"separate: warning: {folder / name} is no {kind} file, so it stays beside the new stems"
+                for name, kind in [
+                    ("residual.flac", "flac"),
+                    ("separation.png", "png"),
+                    ("source3.wav", "wav"),
+                    ("source9.wav", "wav"),
+                ]
+            ],
+        )
+        assert (folder / "source9.wav").read_text() == "my own notes"
+    assert not (folder / "source2.wav").exists()
+    assert not (folder / "source8.wav").exists()
+
+
+@pytest.mark.parametrize("name", ["residual.wav", "source1.wav", "source2.wav", "separation.png"])
+def test_overwriting_refuses_to_replace_what_is_no_sound_file_before_any_model_runs(
+    run, no_model, mix, tmp_path, name
+):
+    file = tmp_path / "out" / "mix" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("my own notes")
+    status, out, err = run(mix, "--slots", 2, "--overwrite", "--plot")
+    assert (status, out, file.read_text()) == (1, "", "my own notes")
+    assert err == [
+        f"separate: error: {file} is no {file.suffix[1:]} file, so it is not replaced; "
+        "move it, or pass another output folder"
+    ]
+
+
 def test_digital_silence_has_no_sources_and_exit_status_zero(run, random_model, tmp_path):
     soundfile.write(tmp_path / "silence.wav", np.zeros((16_000, 2)), 16_000)
     status, out, _ = run(tmp_path / "silence.wav", "--min-existence", 0.3)
