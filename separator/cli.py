@@ -26,7 +26,7 @@ from separator import __version__
 from separator.console import Console, Progress, silence_streams, summary
 from separator.errors import SeparatorError
 from separator.naming import FORMATS, MAX_SLOTS, PLACEHOLDERS, TEMPLATE, check_template
-from separator.script import Parser, number, one_line, positive, whole
+from separator.script import Parser, counted, number, one_line, positive, whole
 
 if TYPE_CHECKING:
     from separator.audio import AudioInfo
@@ -311,7 +311,8 @@ def _details(outcome: "Outcome", info: "AudioInfo") -> str:
     n_segments = max(1, math.ceil((seconds - OVERLAP_SECONDS) / (SEGMENT_SECONDS - OVERLAP_SECONDS)))
     return (
         f"separate: {one_line(info.path)}: {info.format} {info.subtype}, {info.sample_rate} Hz, "
-        f"{info.channels} channels, {seconds:.3f} s, {n_segments} segments; took {outcome.seconds:.2f} s"
+        f"{counted(info.channels, 'channel')}, {seconds:.3f} s, {counted(n_segments, 'segment')}; "
+        f"took {outcome.seconds:.2f} s"
     )
 
 

@@ -22,7 +22,7 @@ AUDIO_EXTENSIONS = {
     *(".wave", ".bwf", ".w64", ".rf64", ".aif", ".aiff", ".aifc", ".au", ".snd", ".caf", ".oga", ".opus"),
     *(".mp2", ".m4a", ".m4b", ".aac", ".ac3", ".wma", ".wv", ".amr", ".g722", ".ape", ".tta", ".voc", ".mka"),
 }
-NO_AUDIO, HIDDEN, STEMS, EXISTING = "no audio", "hidden", "stems of an earlier run", "done already"
+NO_AUDIO, HIDDEN, STEMS, EXISTING = "no audio", "hidden", "of an earlier run", "done already"
 SNIFFED_BYTES = 1024
 # templates that may tell two inputs apart
 APART = (

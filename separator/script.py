@@ -80,6 +80,15 @@ def whole(text: str, least: int, most: int | None = None) -> int:
     return value
 
 
+def counted(count: int, noun: str) -> str:
+    """A count and what is counted.
+
+    >>> [counted(n, "sample") for n in (0, 1, 2)]
+    ['0 samples', '1 sample', '2 samples']
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def duration(seconds: float) -> str:
     """A time for people.
 

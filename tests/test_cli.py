@@ -469,7 +469,7 @@ def test_quiet_says_errors_and_still_prints_json(run, mix, tmp_path):
     ("case", "options", "warning"),
     [
         ("broken off", [], "the file holds 4000"),
-        ("repaired", ["--repair"], "1 samples are NaN or inf and taken as 0"),
+        ("repaired", ["--repair"], "1 sample of NaN or inf taken as 0"),
         ("lossy", ["--format", "ogg"], "ogg is lossy"),
     ],
 )
@@ -494,6 +494,12 @@ def test_verbose_says_what_was_read_and_how_long_it_took(run, tmp_path):
     assert err[0].startswith(
         f"separate: {tmp_path / 'long.wav'}: WAV PCM_24, 8000 Hz, 2 channels, 11.000 s, 2 segments; took "
     )
+
+
+def test_one_channel_and_one_segment_are_singular(run, tmp_path):
+    soundfile.write(tmp_path / "short.wav", np.zeros(8000), 8000, subtype="PCM_16")
+    _, _, err = run(tmp_path / "short.wav", "--verbose")
+    assert "8000 Hz, 1 channel, 1.000 s, 1 segment; took " in err[0]
 
 
 def test_an_error_nobody_foresaw_is_one_line_and_the_others_go_on(run, mix, tmp_path, monkeypatch):
