@@ -239,8 +239,8 @@ class Separator:
 
     def _threshold(self, n_slots: int, min_existence: float | None) -> float:
         """Check the options; return the probability from which a slot is a source."""
-        if not 1 <= n_slots <= MAX_SLOTS:
-            raise SeparatorError(f"{n_slots=} is not from 1 to {MAX_SLOTS}; pass a number of slots that is")
+        if not isinstance(n_slots, int | np.integer) or not 1 <= n_slots <= MAX_SLOTS:
+            raise SeparatorError(f"{n_slots=} is no whole number from 1 to {MAX_SLOTS}; pass one")
         if min_existence is None:
             return self.network.config.min_existence
         if not 0 <= min_existence <= 1:
