@@ -19,6 +19,7 @@ from separator.decoding import Samples as Samples
 from separator.decoding import Warn as Warn
 from separator.decoding import open_decoder
 from separator.errors import SeparatorError
+from separator.script import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,8 +99,8 @@ def inspect_audio(
         rate, total = file.sample_rate, file.length
         if not (MIN_RATE <= rate <= MAX_RATE and 1 <= file.channels <= MAX_CHANNELS):
             raise SeparatorError(
-                f"{path} says {rate} Hz and {file.channels} channels; pass a file of {MIN_RATE} to "
-                f"{MAX_RATE} Hz with at most {MAX_CHANNELS} channels"
+                f"{path} says {rate} Hz and {counted(file.channels, 'channel')}; "
+                f"pass a file of {MIN_RATE} to {MAX_RATE} Hz with at most {MAX_CHANNELS} channels"
             )
         first = round(start * rate)
         limit = None if duration is None else max(1, round(duration * rate))
@@ -195,7 +196,8 @@ class _BadSamples:
     def report(self, warn: Warn) -> None:
         """Say how many were repaired."""
         if self.count:
-            warn(f"{self.info.path}: {self.count} samples are NaN or inf and taken as 0, first {self.where}")
+            samples = counted(self.count, "sample")
+            warn(f"{self.info.path}: {samples} of NaN or inf taken as 0, first {self.where}")
 
 
 def windows(blocks: Iterable[Samples], hop: int, length: int) -> Iterator[Samples]:

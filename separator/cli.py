@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, NoReturn
 from separator import __version__
 from separator.console import Console, Progress, silence_streams, summary
 from separator.errors import SeparatorError
-from separator.naming import FORMATS, PLACEHOLDERS, TEMPLATE, check_template
-from separator.script import one_line, positive
+from separator.naming import FORMATS, MAX_SLOTS, PLACEHOLDERS, TEMPLATE, check_template
+from separator.script import Parser, counted, number, one_line, positive, whole
 
 if TYPE_CHECKING:
     from separator.audio import AudioInfo
@@ -42,7 +42,7 @@ INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
 def build_parser() -> argparse.ArgumentParser:
     """Arguments of the command; those that the API has carry its names and defaults."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="separate",
         description="Separate recordings into their sounds: OUTPUT/<name>/source1.wav ... residual.wav.",
         epilog="Exit status: 0 all done, 1 an input failed (others are done), 2 wrong call, 130 interrupted.",
@@ -78,10 +78,10 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--slots",
         dest="n_slots",
-        type=positive,
+        type=_slots,
         default=4,
         metavar="N",
-        help="largest number of sources to look for (default: %(default)s)",
+        help=f"largest number of sources to look for, up to {MAX_SLOTS} (default: %(default)s)",
     )
     group.add_argument(
         "--min-existence",
@@ -148,7 +148,7 @@ def _add_talk(group: argparse._ArgumentGroup) -> None:
     )
     loudness = group.add_mutually_exclusive_group()
     loudness.add_argument(
-        "-q", "--quiet", action="store_true", help="say errors only (--json is still printed)"
+        "-q", "--quiet", action="store_true", help="say warnings and errors only (--json is still printed)"
     )
     loudness.add_argument(
         "-v", "--verbose", action="store_true", help="say what was read and how long it took"
@@ -214,6 +214,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
     from separator.audio import inspect_audio
     from separator.formats import choose_coding
     from separator.inputs import choose, find_inputs
+    from separator.stems import check_replaceable
 
     infos: dict[Path, AudioInfo] = {}
 
@@ -244,6 +245,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
         extension=f".{arguments.format}",
         overwrite=arguments.overwrite,
         skip_existing=arguments.skip_existing,
+        check=lambda names: check_replaceable(names, arguments.n_slots, picture=arguments.plot),
     )
     left_out: Counter[str] = found.left_out + chosen.left_out
     errors = [*found.errors, *chosen.errors]
@@ -309,7 +311,8 @@ def _details(outcome: "Outcome", info: "AudioInfo") -> str:
     n_segments = max(1, math.ceil((seconds - OVERLAP_SECONDS) / (SEGMENT_SECONDS - OVERLAP_SECONDS)))
     return (
         f"separate: {one_line(info.path)}: {info.format} {info.subtype}, {info.sample_rate} Hz, "
-        f"{info.channels} channels, {seconds:.3f} s, {n_segments} segments; took {outcome.seconds:.2f} s"
+        f"{counted(info.channels, 'channel')}, {seconds:.3f} s, {counted(n_segments, 'segment')}; "
+        f"took {outcome.seconds:.2f} s"
     )
 
 
@@ -330,9 +333,14 @@ def _termination_as_exit() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _slots(text: str) -> int:
+    """Parse a number of slots."""
+    return whole(text, 1, MAX_SLOTS)
+
+
 def _probability(text: str) -> float:
     """Parse a number from 0 to 1."""
-    value = float(text)
+    value = number(text)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not from 0 to 1")
     return value
@@ -340,7 +348,7 @@ def _probability(text: str) -> float:
 
 def _seconds(text: str) -> float:
     """Parse a time from 0."""
-    value = float(text)
+    value = number(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0")
     return value

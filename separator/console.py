@@ -1,6 +1,7 @@
 """What the command says: data on stdout, everything else on stderr, one line a message.
 
 A table or JSON lines are data. Errors, warnings, the summary and, on a terminal, the progress are not.
+``--quiet`` leaves errors, warnings and JSON lines.
 """
 
 import json
@@ -46,8 +47,7 @@ class Console:
 
     def warning(self, message: object) -> None:
         """Say what was done otherwise than expected."""
-        if not self.quiet:
-            self._say(f"separate: warning: {one_line(message)}")
+        self._say(f"separate: warning: {one_line(message)}")
 
     def note(self, message: object) -> None:
         """Say something by the way."""
@@ -75,8 +75,12 @@ class Console:
             raise SeparatorError(f"results cannot be written to stdout ({error.strerror})") from error
 
     def result(self, outcome: "Outcome") -> None:
-        """Print the result of one input."""
-        if outcome.result is None or (self.quiet and not self.as_json):
+        """Print the result of one input, and warn of a gain."""
+        if outcome.result is None:
+            return
+        if outcome.result.gain_db:
+            self.warning(gain_warning(outcome.result))
+        if self.quiet and not self.as_json:
             return
         form = as_json if self.as_json else as_table
         self.data(form(outcome.result, outcome.picture))
@@ -188,11 +192,17 @@ def as_table(result: "FileSeparation", picture: Path | None = None) -> str:
         share = f"{100 * stem.energy / total:.1f} %" if total > 0 else "-"
         level = "silent" if stem.level_db is None else f"{stem.level_db:.1f} dB"
         lines.append(f"{name:{width}}  {probability:>9}  {level:>7}  {share:>15}")
-    if result.gain_db:
-        lines.append(f"gain of all stems {result.gain_db:.2f} dB, so that none clips and they still add up")
     if picture is not None:
         lines.append(f"picture {one_line(picture)}")
     return "\n".join(lines)
+
+
+def gain_warning(result: "FileSeparation") -> str:
+    """What to say where the stems add up to less than the input."""
+    return (
+        f"{result.input}: all stems are {-result.gain_db:.2f} dB quieter than the input, so that none clips "
+        "and they still add up"
+    )
 
 
 def silence_streams() -> None:

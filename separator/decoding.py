@@ -20,6 +20,7 @@ import soundfile
 
 from separator.errors import SeparatorError
 from separator.headers import SampleRegion, find_samples, ogg_breaks_off
+from separator.script import counted
 
 Samples = npt.NDArray[np.floating[Any]]
 Warn = Callable[[str], None]
@@ -136,8 +137,8 @@ class _SndfileDecoder:
         """Take the samples that are there for those that the header states."""
         present = region.present // frame_bytes
         warn(
-            f"{self._path}: the header states {region.stated // frame_bytes} samples, the file holds "
-            f"{present}; all {present} are read"
+            f"{self._path}: the header states {counted(region.stated // frame_bytes, 'sample')}, "
+            f"the file holds {present}; what the file holds is read"
         )
         if present == self.length:
             return
@@ -283,15 +284,16 @@ class _FFmpegDecoder:
             frame, self._first = self._first, next(self._frames, None)
             if (frame.sample_rate, frame.layout.nb_channels) != (self.sample_rate, self.channels):
                 raise SeparatorError(
-                    f"{self._path} changes to {frame.sample_rate} Hz and {frame.layout.nb_channels} channels "
-                    f"at {n_read / self.sample_rate:.2f} s; convert it to one rate and number of channels"
+                    f"{self._path} changes to {frame.sample_rate} Hz and "
+                    f"{counted(frame.layout.nb_channels, 'channel')} at {n_read / self.sample_rate:.2f} s; "
+                    "convert it to one rate and number of channels"
                 )
             samples = _samples(frame)
             n_read += samples.shape[1]
             for start in range(0, samples.shape[1], size):
                 yield samples[:, start : start + size]
         if self._n_bad:
-            warn(f"{self._path}: {self._n_bad} packets cannot be decoded and are left out")
+            warn(f"{self._path}: {counted(self._n_bad, 'packet')} left out, which cannot be decoded")
 
     def _decode(self) -> Iterator[Any]:
         """Yield the frames that can be decoded."""

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from separator.errors import SeparatorError
+from separator.script import counted
 
 BLOCK_BYTES = 1 << 20
 TIMEOUT_SECONDS = 60.0
@@ -240,8 +241,8 @@ def _check(file: RemoteFile, path: Path) -> None:
     if (size, digest.hexdigest()) != (file.size, file.md5):
         path.unlink()
         raise SeparatorError(
-            f"{file.name} has {size} bytes and MD5 {digest.hexdigest()}, the record says {file.size} and "
-            f"{file.md5}; it was removed, fetch it again"
+            f"{file.name} has {counted(size, 'byte')} and MD5 {digest.hexdigest()}, the record says "
+            f"{file.size} and {file.md5}; it was removed, fetch it again"
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from separator.audio import MAX_CHANNELS, MAX_RATE, AudioInfo
 from separator.errors import SeparatorError
+from separator.script import counted
 
 INTEGER_BITS = {"PCM_S8": 8, "PCM_U8": 8, "PCM_16": 16, "PCM_24": 24, "PCM_32": 32}
 SPEECH_RATES = (8000, 12_000, 16_000, 24_000, 48_000)  # Hz, of Opus
@@ -98,8 +99,8 @@ def choose_coding(info: AudioInfo, format: str = "wav", subtype: str | None = No
     limits = known[subtype]
     if not limits.holds(info):
         raise SeparatorError(
-            f"{info.path} has {info.sample_rate} Hz and {info.channels} channels, which {format} ({subtype}) "
-            f"cannot hold: it takes {limits}; pass another format, such as wav"
+            f"{info.path} has {info.sample_rate} Hz and {counted(info.channels, 'channel')}, "
+            f"which {format} ({subtype}) cannot hold: it takes {limits}; pass another format, such as wav"
         )
     return Coding(format, subtype)
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from separator.audio import read_audio
 from separator.errors import SeparatorError
 from separator.metrics import is_active
+from separator.script import counted
 
 SAMPLE_RATE = 16_000
 N_SAMPLES = 10 * SAMPLE_RATE
@@ -182,7 +183,7 @@ def check_fuss_split(
         absent = sorted(set(range(n_examples)) - {_number(path) for path in mixtures})
         names = [str(number) for number in absent[:5]] + ["..."] * (len(absent) > 5)
         without = f"; without number {', '.join(names)}" if names else ""
-        problems.append(f"{split} has {len(mixtures)} of {n_examples} examples{without}")
+        problems.append(f"{split} has {len(mixtures)} of {counted(n_examples, 'example')}{without}")
     return problems
 
 
@@ -239,7 +240,7 @@ def _check_header(path: Path, sample_rate: int, n_samples: int) -> str | None:
 
 
 def _is_not(rate: int, length: int, wanted_rate: int, wanted_length: int) -> str:
-    return f"has {length} samples at {rate} Hz, not {wanted_length} at {wanted_rate} Hz"
+    return f"has {counted(length, 'sample')} at {rate} Hz, not {wanted_length} at {wanted_rate} Hz"
 
 
 def _read_flags(table: Path) -> dict[str, bool]:
@@ -276,8 +277,9 @@ def _read_example(entry: _Entry) -> Example:
         if source_rate != sample_rate or source.shape != mixture.shape:
             what = "the mixture" if entry.mixture else first.name
             raise SeparatorError(
-                f"{path.name} of {first.name if entry.mixture else entry.name} has {source.shape[0]} samples "
-                f"at {source_rate} Hz, {what} {mixture.shape[0]} at {sample_rate} Hz; "
+                f"{path.name} of {first.name if entry.mixture else entry.name} has "
+                f"{counted(source.shape[0], 'sample')} at {source_rate} Hz, {what} {mixture.shape[0]} at "
+                f"{sample_rate} Hz; "
                 "a source must be as long as its mixture"
             )
         waveforms.append(source)

@@ -22,7 +22,7 @@ AUDIO_EXTENSIONS = {
     *(".wave", ".bwf", ".w64", ".rf64", ".aif", ".aiff", ".aifc", ".au", ".snd", ".caf", ".oga", ".opus"),
     *(".mp2", ".m4a", ".m4b", ".aac", ".ac3", ".wma", ".wv", ".amr", ".g722", ".ape", ".tta", ".voc", ".mka"),
 }
-NO_AUDIO, HIDDEN, STEMS, EXISTING = "no audio", "hidden", "stems of an earlier run", "done already"
+NO_AUDIO, HIDDEN, STEMS, EXISTING = "no audio", "hidden", "of an earlier run", "done already"
 SNIFFED_BYTES = 1024
 # templates that may tell two inputs apart
 APART = (
@@ -100,11 +100,12 @@ def choose(
     extension: str = ".wav",
     overwrite: bool = False,
     skip_existing: bool = False,
+    check: Callable[[StemNames], object] = lambda names: None,
 ) -> Selection:
     """Select the inputs whose stems can be written without harm to other files.
 
     With ``skip_existing`` those whose stems are complete are left out; stems without a residual are those of
-    a run that was killed, and are replaced.
+    a run that was killed, and are replaced. ``check`` raises `SeparatorError` for what must not be.
     """
     inputs = list(inputs)
     selection = Selection()
@@ -126,6 +127,7 @@ def choose(
                         "pass another --output or --filename"
                     )
             names.check(overwrite or skip_existing)
+            check(names)
         except (ValueError, OSError) as error:
             selection.errors.append(_as_line(error, item.path))
         else:

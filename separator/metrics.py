@@ -19,6 +19,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from separator.errors import SeparatorError
+from separator.script import counted
 
 SI_SDR_LIMIT_DB = 100.0
 FLOOR_DB = -30.0  # the matched score of a source that got no output or a useless one
@@ -181,7 +182,7 @@ def _prepare(estimates: Tensor, sources: Tensor, zero_mean: bool) -> tuple[Tenso
     """Check both and scale them to unit energy in float64; an all-zero estimate stays zero."""
     if estimates.shape[-1] != sources.shape[-1]:
         raise SeparatorError(
-            f"estimates have {estimates.shape[-1]} samples, "
+            f"estimates have {counted(estimates.shape[-1], 'sample')}, "
             f"sources {sources.shape[-1]}; bring both to one length"
         )
     estimates, sources = estimates.detach().double(), sources.detach().double()
@@ -189,7 +190,7 @@ def _prepare(estimates: Tensor, sources: Tensor, zero_mean: bool) -> tuple[Tenso
         if not torch.isfinite(waveforms).all():
             bad = int((~torch.isfinite(waveforms)).sum())
             raise SeparatorError(
-                f"{name} hold {bad} values that are not finite; a score of them would mean nothing"
+                f"{name} hold {counted(bad, 'value')} of NaN or inf; a score of them would mean nothing"
             )
     if zero_mean:
         estimates = estimates - estimates.mean(-1, keepdim=True)
@@ -197,8 +198,8 @@ def _prepare(estimates: Tensor, sources: Tensor, zero_mean: bool) -> tuple[Tenso
     silent = ~is_active(sources)
     if silent.any():
         raise SeparatorError(
-            f"{int(silent.sum())} of {silent.numel()} sources are silent (RMS <= {SILENCE_RMS:g}): "
-            "they have no SI-SDR; leave them out, for example sources[is_active(sources)]"
+            f"{int(silent.sum())} silent of {counted(silent.numel(), 'source')} (RMS <= {SILENCE_RMS:g}): "
+            "silence has no SI-SDR; leave it out, for example sources[is_active(sources)]"
         )
     return _unit(estimates), _unit(sources)
 

@@ -19,6 +19,7 @@ from separator.errors import SeparatorError
 FORMATS = ("wav", "flac", "mp3", "ogg")
 TEMPLATE = "{folder}/{stem}/{source}"
 PLACEHOLDERS = ("stem", "name", "parent", "folder", "source")
+MAX_SLOTS = 64  # that an input may be taken apart into; each takes time and memory
 LONGEST_SOURCE = "source999"
 NAME_BYTES, PATH_BYTES = 255, 4096  # limits of the usual file systems, where the system does not tell its own
 

@@ -19,6 +19,7 @@ from separator.audio import read_audio
 from separator.errors import SeparatorError
 from separator.fuss import AUDIO_SUFFIXES, RESIDUAL, Example
 from separator.metrics import LEVEL_FLOOR_DB, is_active, level_db
+from separator.script import counted
 
 if TYPE_CHECKING:
     from separator.separate import Separator
@@ -136,7 +137,7 @@ def _read_output(path: Path, example: Example) -> npt.NDArray[np.float32]:
     wanted = (1, example.sources.shape[-1], example.sample_rate)
     if found != wanted:
         raise SeparatorError(
-            f"{path} has {found[0]} channels, {found[1]} samples at {found[2]} Hz; "
+            f"{path} has {counted(found[0], 'channel')}, {counted(found[1], 'sample')} at {found[2]} Hz; "
             f"the example has {wanted[0]}, {wanted[1]} at {wanted[2]} Hz"
         )
     return np.asarray(audio.waveform[0], np.float32)

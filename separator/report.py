@@ -23,6 +23,7 @@ import torch
 from separator.errors import SeparatorError
 from separator.evaluation import ExampleScore
 from separator.metrics import count_confusion
+from separator.script import Parser, counted
 from separator.training import environment
 
 _TABLE = re.compile(r"(<!-- table:(?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- /table -->)", re.DOTALL)
@@ -96,7 +97,9 @@ def format_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [list(columns), *(list(row) for row in rows)]
     for line in lines[1:]:
         if len(line) != len(columns):
-            raise SeparatorError(f"a row has {len(line)} cells, the table {len(columns)} columns: {line}")
+            raise SeparatorError(
+                f"a row has {counted(len(line), 'cell')}, the table {counted(len(columns), 'column')}: {line}"
+            )
     text = ["| " + " | ".join(line) + " |" for line in lines]
     return "\n".join([text[0], "|:--|" + "--:|" * (len(columns) - 1), *text[1:]])
 
@@ -119,7 +122,7 @@ def markdown_table(results: Mapping[str, Mapping[str, Any]], *, part: str = "all
         if entry is None:
             rows.append([label, *["-"] * (len(counts) + 1)])
             continue
-        name = label if entry["n_examples"] == most else f"{label} ({entry['n_examples']} inputs)"
+        name = label if entry["n_examples"] == most else f"{label} ({counted(entry['n_examples'], 'input')})"
         cells = [_known_and_strict(entry["by_count"].get(str(k))) for k in counts]
         rows.append([name, *cells, _percent(entry["count"]["accuracy"])])
     return format_table(["dB, known count / strict", *heads, "count right"], rows)
@@ -258,9 +261,7 @@ def measure_recipe(
         tables: makes the README's tables of the results.
         arguments: of the command line; by default those of the process.
     """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path, nargs="?", default=here / "recipe.toml")
     parser.add_argument("--results", type=Path, default=here / "results" / "speed.json")
     parser.add_argument("--readme", type=Path, default=here / "README.md")

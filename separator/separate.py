@@ -23,12 +23,12 @@ from separator.audio import MAX_CHANNELS, Samples, Warn, inspect_audio, read_blo
 from separator.checkpoint import load_model
 from separator.errors import SeparatorError
 from separator.formats import choose_coding
-from separator.naming import TEMPLATE, StemNames
+from separator.naming import MAX_SLOTS, TEMPLATE, StemNames
 from separator.network import SeparationNetwork
 from separator.rendering import Renderer
 from separator.results import FileSeparation
 from separator.segments import SEGMENT_SECONDS, Analysis, analyse
-from separator.stems import StemSet, check_writable
+from separator.stems import StemSet, check_replaceable, check_writable
 from separator.stft import STFT
 from separator.writing import Stem
 
@@ -171,6 +171,7 @@ class Separator:
         coding = choose_coding(info, format, subtype)
         names = StemNames(info.path, Path(output_dir), filename, coding.extension, folder)
         names.check(overwrite)
+        check_replaceable(names, n_slots)
         check_writable(output_dir)
         if coding.lossy:
             warn(f"{path}: {coding.format} is lossy, so the stems add up only about; in wav and flac exactly")
@@ -190,7 +191,9 @@ class Separator:
         with closing(analysis.spool):
             written = _write_stems(
                 renderer,
-                lambda gain: StemSet(names, len(slots), info, coding, gain=gain, overwrite=overwrite),
+                lambda gain: StemSet(
+                    names, len(slots), info, coding, gain=gain, overwrite=overwrite, warn=warn
+                ),
                 slots,
                 lambda share: progress(ANALYSIS_SHARE + share_left * share),
             )
@@ -236,8 +239,8 @@ class Separator:
 
     def _threshold(self, n_slots: int, min_existence: float | None) -> float:
         """Check the options; return the probability from which a slot is a source."""
-        if n_slots < 1:
-            raise SeparatorError(f"{n_slots=} leaves no slot for a source; pass at least 1")
+        if not isinstance(n_slots, int | np.integer) or not 1 <= n_slots <= MAX_SLOTS:
+            raise SeparatorError(f"{n_slots=} is no whole number from 1 to {MAX_SLOTS}; pass one")
         if min_existence is None:
             return self.network.config.min_existence
         if not 0 <= min_existence <= 1:

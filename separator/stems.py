@@ -4,7 +4,8 @@ The stems of one input add up to it. In integer files they do so to the bit: the
 and the residual is the rounded input minus them. If a stem would not fit, one gain is due for all. Files are
 written under temporary names and appear under their own only when all of them are complete, the residual
 last: stems without a residual are those of a run that was killed. What such a run has left under temporary
-names goes when the next one writes to the same folder.
+names goes when the next one writes to the same folder. No file is replaced or removed that is not of the kind
+its name says: it is none of an earlier run.
 """
 
 import os
@@ -17,14 +18,16 @@ from typing import Self
 
 import numpy as np
 
-from separator.audio import AudioInfo, Samples
+from separator.audio import AudioInfo, Samples, Warn, ignore
 from separator.errors import SeparatorError
 from separator.formats import Coding
 from separator.naming import StemNames
-from separator.writing import AudioWriter, Stem, remove_unfinished
+from separator.writing import AudioWriter, Stem, holds_sound, remove_unfinished
 
 if sys.platform != "win32":
     import fcntl
+
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def check_writable(output_dir: str | Path) -> None:
@@ -43,6 +46,18 @@ def check_writable(output_dir: str | Path) -> None:
         ) from error
 
 
+def check_replaceable(names: StemNames, n_slots: int, *, picture: bool = False) -> None:
+    """Refuse to replace a file that is none of an earlier run, before any work.
+
+    ``n_slots`` is the largest number of sources that may be written, ``picture`` whether one will be.
+
+    Raises:
+        SeparatorError: a file where a stem or the picture may go is not of the kind its name says.
+    """
+    paths = [*map(names.source, range(n_slots)), names.residual, *[names.picture] * picture]
+    _refuse_foreign([path for path in paths if os.path.lexists(path) and not _is_result(path)])
+
+
 class StemSet:
     """The sources and the residual of one input while they are written; a context manager.
 
@@ -58,6 +73,7 @@ class StemSet:
         *,
         gain: float = 1.0,
         overwrite: bool = False,
+        warn: Warn = ignore,
     ) -> None:
         self.names = names
         self.n_sources = n_sources
@@ -65,6 +81,7 @@ class StemSet:
         self.coding = coding
         self.gain = gain
         self.overwrite = overwrite
+        self.warn = warn
         self._writers: list[AudioWriter] = []
         self._stack = ExitStack()
 
@@ -125,10 +142,13 @@ class StemSet:
     def publish(self) -> tuple[list[int], list[Stem], Stem]:
         """Give the files their names, sources from the most energetic on, and remove those of an earlier run.
 
+        A file among those that is not of the kind its name says stays, with a warning.
+
         Returns the sources' order (the estimate that became source1 first), the sources and the residual.
 
         Raises:
-            SeparatorError: the disk is full, or another run has put its stems there (unless ``overwrite``).
+            SeparatorError: the disk is full, another run has put its stems there (unless ``overwrite``), or
+                a file that is not of the kind its name says stands where a stem goes.
         """
         order = sorted(range(self.n_sources), key=lambda s: (-self._writers[s].energy, s))
         for writer in self._writers:
@@ -155,7 +175,13 @@ class StemSet:
                     f"{old[0].parent} got {', '.join(path.name for path in old)} from another run meanwhile; "
                     "pass --overwrite to replace them, or another output folder"
                 )
-            for path in sorted(old, key=lambda path: "residual" not in path.name):  # marks them incomplete
+            foreign = [path for path in old if not _is_result(path)]
+            _refuse_foreign([path for _, path in pairs if path in foreign])
+            for path in foreign:
+                self.warn(f"{path} is no {path.suffix[1:]} file, so it stays beside the new stems")
+            removed = [path for path in old if path not in foreign]
+            removed.sort(key=lambda path: "residual" not in path.name)  # first: marks them incomplete
+            for path in removed:
                 path.unlink(missing_ok=True)
             stems = []
             for writer, path in pairs:
@@ -178,6 +204,25 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def _is_result(path: Path) -> bool:
+    """Whether a file is of the kind its name says: sound, or a picture."""
+    if path.suffix != ".png":
+        return holds_sound(path)
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(PNG)) == PNG
+
+
+def _refuse_foreign(paths: list[Path]) -> None:
+    """Raise SeparatorError if there are ``paths``, which are in the way and none of an earlier run."""
+    if paths:
+        raise SeparatorError(
+            f"{paths[0]} is no {paths[0].suffix[1:]} file, so it is not replaced; "
+            "move it, or pass another output folder"
+        )
 
 
 def _remove_if_empty(folder: Path) -> None:

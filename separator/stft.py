@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from separator.errors import SeparatorError
+from separator.script import counted
 
 
 class STFT(nn.Module):
@@ -68,7 +69,8 @@ class STFT(nn.Module):
         n_frames = spectrogram.shape[-1]
         if n_frames != self.n_frames(length):
             raise SeparatorError(
-                f"{n_frames} frames do not make {length=} samples, which have {self.n_frames(length)} frames"
+                f"{counted(n_frames, 'frame')} cannot make {counted(length, 'sample')}; "
+                f"pass a spectrogram of {counted(self.n_frames(length), 'frame')}"
             )
         frames = torch.fft.irfft(spectrogram.transpose(-1, -2), n=self.n_fft, norm="ortho") * self.window
         pieces = frames.unflatten(-1, (self.overlaps, self.hop_length))  # (..., time, overlap, hop)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from separator.distributed import joined
-from separator.script import exit_status, positive
+from separator.script import Parser, exit_status, positive
 from separator.training import train
 from separator.training_recipe import TrainingConfig, read_recipe
 
@@ -28,9 +28,7 @@ def train_by_recipe(
 
     What cannot be used of recipe, data or device is one line on stderr, and the status 1.
     """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path, nargs="?", default=recipe)
     parser.add_argument("--mechanism", help="slot attention mechanism (default: the recipe's)")
     parser.add_argument("--data", type=Path, default=data, help="folder of the mixtures")

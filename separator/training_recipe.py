@@ -14,6 +14,7 @@ from separator.fuss_mixing import RemixConfig
 from separator.losses import LossConfig
 from separator.network import NetworkConfig
 from separator.objectives import AnyNetworkConfig, network_config
+from separator.script import counted
 from separator.settings import check_given, check_known, check_settings, settings_from
 
 MIXING: dict[str, type[MixingConfig] | type[RemixConfig]] = {"soundscapes": MixingConfig, "fuss": RemixConfig}
@@ -125,7 +126,9 @@ class TrainingConfig:
             raise SeparatorError("stage settings loss and n_refine do nothing for a counter; leave them out")
         most = max(stage.mixing.max_sources for stage in read)
         if not isinstance(network, CounterConfig) and most > (n_slots := network.n_slots):
-            raise SeparatorError(f"mixtures of up to {most} sources, but {n_slots=}; give the network more")
+            raise SeparatorError(
+                f"mixtures of up to {counted(most, 'source')}, but {n_slots=}; give the network more"
+            )
         check_settings(cls, values.get("training", {}), "training", but=["stages", "network", "data"])
         return cls(read, network, data, **values.get("training", {}))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from separator.audio import read_audio, resample
 from separator.errors import SeparatorError
 from separator.metrics import match_strict
+from separator.script import counted
 from separator.writing import Stem, write_audio
 
 SAMPLE_RATE = 16_000  # of the mixture, Hz
@@ -63,7 +64,7 @@ def mix_sounds(parts: Sequence[Part]) -> Tensor:
     """
     names = [name for name, _ in parts]
     if not 2 <= len(parts) <= MAX_SOUNDS:
-        raise SeparatorError(f"{len(parts)} sounds picked; pick 2 to {MAX_SOUNDS}")
+        raise SeparatorError(f"{counted(len(parts), 'sound')} picked; pick 2 to {MAX_SOUNDS}")
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise SeparatorError(f"{twice} is picked more than once; pick different sounds")
     sounds = [_read_sound(name) for name in names]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from separator import __version__
 from separator.errors import SeparatorError
+from separator.script import Parser, number, whole
 from separator.web_jobs import Limits
 
 if TYPE_CHECKING:
@@ -31,11 +32,9 @@ MAX_REQUEST_BYTES = 1 << 20  # of a request that is no upload
 
 def build_parser() -> argparse.ArgumentParser:
     """Arguments of the command."""
-    parser = argparse.ArgumentParser(
-        prog="separate-demo", description="Serve a web page that takes recordings apart."
-    )
+    parser = Parser(prog="separate-demo", description="Serve a web page that takes recordings apart.")
     parser.add_argument("--host", help="address to listen on, 0.0.0.0 for all (default: this machine only)")
-    parser.add_argument("--port", type=int, help="port to listen on (default: 7860 or the next free one)")
+    parser.add_argument("--port", type=_port, help="port to listen on (default: 7860 or the next free one)")
     parser.add_argument("--model", metavar="NAME|DIR", help="model to offer (default: all that are shipped)")
     limits = {
         "max_seconds": "longest recording taken",
@@ -59,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     limits = Limits(arguments.max_seconds, arguments.max_megabytes, arguments.keep_minutes)
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    for caught in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(caught, lambda *_: stop.set())
     try:
         with tempfile.TemporaryDirectory(prefix="separate-demo-", ignore_cleanup_errors=True) as folder:
             os.environ["GRADIO_TEMP_DIR"] = folder
@@ -187,9 +186,14 @@ async def _refuse(send: Send) -> None:
     await send({"type": "http.response.body", "body": b"this page takes uploaded files only"})
 
 
+def _port(text: str) -> int:
+    """Parse the number of a port."""
+    return whole(text, 1, 65535)
+
+
 def _positive(text: str) -> float:
     """Parse a number above 0."""
-    value = float(text)
+    value = number(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return value

@@ -32,6 +32,7 @@ PROBE_BYTES = 1 << 16  # that are tried where a file could not be written
 TEMPORARY = ".separate-{}.part"  # of a length of its own: that of a long name must not be too long
 _BINARY = getattr(os, "O_BINARY", 0)
 CONTAINERS = {"flac": "FLAC", "mp3": "MP3", "ogg": "OGG"}
+WAV_CONTAINERS = ("WAV", "WAVEX", "RF64")
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,18 @@ def wav_container(shape: tuple[int, ...], coding: Coding) -> str:
     """WAV, or RF64 where its header cannot count the bytes of ``shape`` (channel, time)."""
     sample_bytes = 8 if coding.subtype == "DOUBLE" else (coding.bits or 32) // 8
     return "RF64" if math.prod(shape) * sample_bytes > MAX_WAV_BYTES else "WAV"
+
+
+def holds_sound(path: Path) -> bool:
+    """Whether a file has samples in the container that its extension says, as those of `AudioWriter` have."""
+    if not path.is_file():
+        return False
+    try:
+        with soundfile.SoundFile(os.open(path, os.O_RDONLY | _BINARY)) as file:
+            known = WAV_CONTAINERS if path.suffix == ".wav" else (CONTAINERS.get(path.suffix[1:]),)
+            return file.format in known and len(file.read(1)) == 1
+    except (soundfile.LibsndfileError, OSError):
+        return False
 
 
 def _erase_time(path: Path) -> None:

@@ -196,7 +196,7 @@ def test_a_second_run_does_nothing_and_a_third_only_what_is_missing(tmp_path: Pa
     stream = io.StringIO()
     again = run_experiment(small(), KIND, tmp_path, stream=stream)
     assert len(again) == 8
-    assert stream.getvalue().startswith("3 of 8 runs have records already\n")
+    assert stream.getvalue().startswith("records of 3 of 8 runs are there already\n")
     assert sorted(r["seeds_together"] for r in again) == [1, 2, 2, 2, 2, 2, 2, 2]
 
 
@@ -206,7 +206,7 @@ def test_a_record_of_another_budget_is_said_kept_and_not_used(tmp_path: Path) ->
     stream = io.StringIO()
     experiment = read_experiment(tmp_path / "small.toml", KINDS)
     records = run_experiment(experiment, KIND, tmp_path, stream=stream)
-    said = "40 records of small.jsonl have another budget (epochs 2, not 3): kept, not used"
+    said = "40 records of small.jsonl with another budget (epochs 2, not 3): kept, not used"
     assert said in stream.getvalue().splitlines()
     assert {r["budget"]["epochs"] for r in records} == {3}
     assert len(records) == 40
@@ -316,7 +316,7 @@ def test_progress_says_the_share_and_the_time_left() -> None:
     progress.of(cells[2])(0.6)  # too soon for another line
     progress.add(2)
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "4 of 8 runs have records already"
+    assert lines[0] == "records of 4 of 8 runs are there already"
     assert lines[1] == "4 of 8 runs, 62 %, 60 s left, now two slow"
     assert lines[2] == "6 of 8 runs, 75 %, 20 s left"
     assert len(lines) == 3

@@ -248,7 +248,9 @@ def test_bad_ranges_are_one_line(make, words: str) -> None:
 
 def test_a_bank_too_small_for_its_windows_is_refused(sample: Bank) -> None:
     few = Bank(sample.waveforms[:3], sample.params[:3])
-    with pytest.raises(SeparatorError, match="a bank of 3 binaries leaves windows empty"):
+    with pytest.raises(
+        SeparatorError, match=r"too small a bank \(3\) leaves windows empty; pass more binaries"
+    ):
         draw_mixtures(few, POPULATION, 500, torch.Generator().manual_seed(0))
 
 

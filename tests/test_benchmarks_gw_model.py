@@ -261,7 +261,7 @@ def test_bad_settings_are_refused(changes: dict[str, float], words: str) -> None
 
 @pytest.mark.parametrize(
     ("n_tokens", "words"),
-    [(7, "n_tokens=7 does not divide the 256 bins"), (256, "n_tokens=256 makes chunks of 1 bins")],
+    [(7, "n_tokens=7 does not divide the 256 bins"), (256, "n_tokens=256 makes chunks of 1 bin; ")],
 )
 def test_tokens_that_do_not_divide_the_band_are_refused(n_tokens: int, words: str) -> None:
     with pytest.raises(SeparatorError, match=words):

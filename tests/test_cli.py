@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import soundfile
 import separator
 from separator import Separator
 from separator.cli import OPTIONS, build_parser, main
+from separator.naming import MAX_SLOTS
 
 
 @pytest.fixture
@@ -249,6 +251,46 @@ def test_existing_results_are_kept_unless_overwriting_is_asked_for(run, mix, tmp
     assert not (tmp_path / "out" / "mix" / "source2.wav").exists()
 
 
+def test_overwriting_leaves_what_is_no_sound_file_with_a_warning(run, mix, tmp_path):
+    folder = tmp_path / "out" / "mix"
+    assert run(mix, "--slots", 3)[0] == 0
+    for name in ("source3.wav", "source9.wav", "residual.flac", "separation.png"):
+        (folder / name).write_text("my own notes")
+    (folder / "source8.wav").write_bytes((folder / "source2.wav").read_bytes())
+    for options in ([], ["--quiet"]):
+        status, _, err = run(mix, "--slots", 1, "--overwrite", *options)
+        assert (status, err) == (
+            0,
+            [
+                f"separate: warning: {folder / name} is no {kind} file, so it stays beside the new stems"
+                for name, kind in [
+                    ("residual.flac", "flac"),
+                    ("separation.png", "png"),
+                    ("source3.wav", "wav"),
+                    ("source9.wav", "wav"),
+                ]
+            ],
+        )
+        assert (folder / "source9.wav").read_text() == "my own notes"
+    assert not (folder / "source2.wav").exists()
+    assert not (folder / "source8.wav").exists()
+
+
+@pytest.mark.parametrize("name", ["residual.wav", "source1.wav", "source2.wav", "separation.png"])
+def test_overwriting_refuses_to_replace_what_is_no_sound_file_before_any_model_runs(
+    run, no_model, mix, tmp_path, name
+):
+    file = tmp_path / "out" / "mix" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("my own notes")
+    status, out, err = run(mix, "--slots", 2, "--overwrite", "--plot")
+    assert (status, out, file.read_text()) == (1, "", "my own notes")
+    assert err == [
+        f"separate: error: {file} is no {file.suffix[1:]} file, so it is not replaced; "
+        "move it, or pass another output folder"
+    ]
+
+
 def test_digital_silence_has_no_sources_and_exit_status_zero(run, random_model, tmp_path):
     soundfile.write(tmp_path / "silence.wav", np.zeros((16_000, 2)), 16_000)
     status, out, _ = run(tmp_path / "silence.wav", "--min-existence", 0.3)
@@ -261,6 +303,8 @@ def test_digital_silence_has_no_sources_and_exit_status_zero(run, random_model, 
     [
         [],
         ["mix.wav", "--slots", "0"],
+        ["mix.wav", "--slots", "-3"],
+        ["mix.wav", "--slots", "65"],
         ["mix.wav", "--slots", "x"],
         ["mix.wav", "--min-existence", "2"],
         ["mix.wav", "--min-existence", "nan"],
@@ -283,18 +327,35 @@ def test_digital_silence_has_no_sources_and_exit_status_zero(run, random_model, 
         ["--json"],
         ["mix.wav", "--over"],
         ["--nope"],
+        ["mix.wav", "--in\ntwo"],
     ],
 )
-def test_a_wrong_call_exits_with_two_and_says_how_to_call(arguments, capsys):
+def test_a_wrong_call_exits_with_two_and_one_line(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: separate")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("separate: error: ")
+    assert line.endswith("; see separate --help")
+
+
+@pytest.mark.parametrize("option", ["--start", "--duration", "--min-existence"])
+def test_what_is_no_number_is_told_so(option, capsys):
+    with pytest.raises(SystemExit):
+        main(["mix.wav", option, "1s"])
+    assert f"argument {option}: '1s' is not a number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("count", "reason"),
-    [("0", "0 is not 1 or more"), ("abc", "'abc' is not a whole number"), ("2.5", "'2.5' is")],
+    [
+        ("0", "0 is not from 1 to 64"),
+        ("65", "65 is not from 1 to 64"),
+        ("1000000000", "1000000000 is not from 1 to 64"),
+        ("1e9", "'1e9' is not a whole number"),
+        ("abc", "'abc' is not a whole number"),
+        ("2.5", "'2.5' is"),
+    ],
 )
 def test_a_wrong_number_of_slots_is_told_what_it_lacks(count, reason, capsys):
     with pytest.raises(SystemExit):
@@ -302,15 +363,31 @@ def test_a_wrong_number_of_slots_is_told_what_it_lacks(count, reason, capsys):
     assert f"argument --slots: {reason}" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_gain_is_named_in_table_and_json(run, tmp_path, band_separator, monkeypatch):
+def test_as_many_slots_as_there_may_be_make_as_many_sources(run, mix):
+    status, out, err = run(mix, "--slots", MAX_SLOTS, "--min-existence", 0, "--json")
+    assert (status, err) == (0, [])
+    assert len(json.loads(out)["sources"]) == MAX_SLOTS
+
+
+def test_the_manual_names_the_largest_number_of_slots():
+    manual = (Path(__file__).parents[1] / "README.md").read_text()
+    assert f"| `--slots 4` | how many sources there may be at most, 1 to {MAX_SLOTS};" in manual
+
+
+def test_a_gain_is_a_warning_and_in_the_json(run, tmp_path, band_separator, monkeypatch):
     monkeypatch.setattr(Separator, "load", lambda *arguments: band_separator)
     square = 0.999 * np.sign(np.sin(2 * np.pi * 400 * np.arange(16_000) / 16_000))
     soundfile.write(tmp_path / "square.wav", square, 16_000, subtype="PCM_16")
-    _, out, _ = run(tmp_path / "square.wav", "--json")
+    _, out, err = run(tmp_path / "square.wav", "--json")
     gain_db = json.loads(out)["gain_db"]
     assert -3 < gain_db < -1
-    _, out, _ = run(tmp_path / "square.wav", "--overwrite")
-    assert f"gain of all stems {gain_db:.2f} dB" in out
+    warning = (
+        f"separate: warning: {tmp_path / 'square.wav'}: all stems are {-gain_db:.2f} dB quieter "
+        "than the input, so that none clips and they still add up"
+    )
+    assert err == [warning]
+    assert run(tmp_path / "square.wav", "--overwrite")[2] == [warning]
+    assert run(tmp_path / "square.wav", "--overwrite", "--quiet") == (0, "", [warning])
 
 
 def test_skipping_existing_results_counts_them(run, mix, tmp_path):
@@ -379,12 +456,35 @@ def test_samples_that_are_no_numbers_are_repaired_with_a_warning(run, tmp_path):
     assert "sample 17" in err[0]
 
 
-def test_quiet_says_errors_only_and_still_prints_json(run, mix, tmp_path):
+def test_quiet_says_errors_and_still_prints_json(run, mix, tmp_path):
     status, out, err = run(mix, tmp_path / "missing.wav", "--quiet")
     assert (status, out, len(err)) == (1, "", 1)
     status, out, err = run(mix, "--quiet", "--overwrite", "--json")
     assert (status, err) == (0, [])
     assert json.loads(out)["input"] == str(mix)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("case", "options", "warning"),
+    [
+        ("broken off", [], "the file holds 4000"),
+        ("repaired", ["--repair"], "1 sample of NaN or inf taken as 0"),
+        ("lossy", ["--format", "ogg"], "ogg is lossy"),
+    ],
+)
+def test_quiet_says_what_is_other_than_expected(run, tmp_path, case, options, warning, as_json):
+    path = tmp_path / "odd.wav"
+    samples = np.full(8000, 0.1, np.float32)
+    samples[17] = np.nan if case == "repaired" else 0.1
+    soundfile.write(path, samples, 8000, subtype="FLOAT")
+    if case == "broken off":
+        path.write_bytes(path.read_bytes()[: -4 * 4000])
+    status, out, err = run(path, "--quiet", *options, *["--json"] * as_json)
+    assert (status, len(err)) == (0, 1)
+    assert err[0].startswith(f"separate: warning: {path}: ")
+    assert warning in err[0]
+    assert [json.loads(line)["input"] for line in out.splitlines()] == [str(path)] * as_json
 
 
 def test_verbose_says_what_was_read_and_how_long_it_took(run, tmp_path):
@@ -394,6 +494,12 @@ def test_verbose_says_what_was_read_and_how_long_it_took(run, tmp_path):
     assert err[0].startswith(
         f"separate: {tmp_path / 'long.wav'}: WAV PCM_24, 8000 Hz, 2 channels, 11.000 s, 2 segments; took "
     )
+
+
+def test_one_channel_and_one_segment_are_singular(run, tmp_path):
+    soundfile.write(tmp_path / "short.wav", np.zeros(8000), 8000, subtype="PCM_16")
+    _, _, err = run(tmp_path / "short.wav", "--verbose")
+    assert "8000 Hz, 1 channel, 1.000 s, 1 segment; took " in err[0]
 
 
 def test_an_error_nobody_foresaw_is_one_line_and_the_others_go_on(run, mix, tmp_path, monkeypatch):

@@ -107,7 +107,7 @@ def test_improvement_is_measured_from_the_mixture() -> None:
 
 
 def test_a_silent_source_is_refused() -> None:
-    with pytest.raises(SeparatorError, match="1 of 2 sources are silent"):
+    with pytest.raises(SeparatorError, match="1 silent of 2 sources"):
         si_sdr(torch.ones(2, 8), torch.stack([torch.ones(8), torch.zeros(8)]), zero_mean=False)
     with pytest.raises(SeparatorError, match="silent"):
         si_sdr(torch.ones(8), torch.ones(8), zero_mean=True)  # nothing but a mean
@@ -115,7 +115,7 @@ def test_a_silent_source_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_values_that_are_not_finite_are_refused(value: float) -> None:
-    with pytest.raises(SeparatorError, match="estimates hold 1 values that are not finite"):
+    with pytest.raises(SeparatorError, match="estimates hold 1 value of NaN or inf"):
         si_sdr(torch.tensor([1.0, value]), torch.ones(2), zero_mean=False)
 
 

@@ -79,7 +79,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "rate", "message"),
     [
-        ((RATE - 1,), RATE, r"a.wav has 1 channels, 15999 samples at 16000 Hz; the example has 1, 16000"),
+        ((RATE - 1,), RATE, r"a.wav has 1 channel, 15999 samples at 16000 Hz; the example has 1, 16000"),
         ((RATE,), 8000, "at 8000 Hz"),
         ((RATE, 2), RATE, "2 channels"),
     ],

@@ -88,3 +88,10 @@ def test_no_file_names_a_place_on_some_machine():
         f"{p.relative_to(ROOT)}: {m[0]}" for p in files if (m := place.search(p.read_text(errors="ignore")))
     ]
     assert found == []
+
+
+def test_every_command_line_refuses_a_wrong_call_in_one_line():
+    folders = [PACKAGE, *(ROOT / name for name in ("recipes", "data", "demo"))]
+    scripts = [path for folder in folders for path in folder.rglob("*.py")]
+    own = [path.name for path in scripts if "argparse.ArgumentParser(" in path.read_text()]
+    assert [name for name in own if name != "script.py"] == []

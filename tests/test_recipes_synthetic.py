@@ -158,7 +158,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert 3 <= len(before) <= 6
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert f"{len(before)} of 6 runs have records already" in done.stderr
+    assert f"records of {len(before)} of 6 runs are there already" in done.stderr
     after = path.read_text().splitlines()
     assert len(after) == 6
     assert after[: len(before)] == before

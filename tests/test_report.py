@@ -81,7 +81,7 @@ def test_the_confusion_table_leaves_out_counts_that_never_occur() -> None:
 
 
 def test_a_row_of_another_width_is_refused() -> None:
-    with pytest.raises(SeparatorError, match="a row has 1 cells, the table 2 columns"):
+    with pytest.raises(SeparatorError, match="a row has 1 cell, the table 2 columns"):
         format_table(["a", "b"], [["x"]])
 
 

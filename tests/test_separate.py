@@ -4,6 +4,7 @@ import soundfile
 import torch
 
 from separator import Separator, SeparatorError
+from separator.naming import MAX_SLOTS
 
 RATES = (8000, 16_000, 44_100, 48_000)
 
@@ -235,8 +236,11 @@ def test_a_waveform_that_cannot_be_meant_is_refused(band_separator, waveform, sa
 
 
 def test_options_that_cannot_be_meant_are_refused(band_separator, random_model):
-    with pytest.raises(SeparatorError, match="n_slots=0 leaves no slot"):
-        band_separator.separate(noise(1, 100), 16_000, n_slots=0)
+    for n_slots in (0, -3, MAX_SLOTS + 1, 100_000, 2.5, "4"):
+        with pytest.raises(
+            SeparatorError, match=rf"n_slots={n_slots!r} is no whole number from 1 to {MAX_SLOTS}"
+        ):
+            band_separator.separate(noise(1, 100), 16_000, n_slots=n_slots)
     with pytest.raises(SeparatorError, match=r"min_existence=1\.5 is no probability"):
         band_separator.separate(noise(1, 100), 16_000, min_existence=1.5)
     with pytest.raises(SeparatorError, match="device='moon' cannot be used"):

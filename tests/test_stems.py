@@ -148,3 +148,15 @@ def test_files_written_at_another_time_have_the_same_bytes(tmp_path: Path, subty
         time.sleep(1.1 if subtype == "FLOAT" and name == "first.wav" else 0)  # the time has whole seconds
     assert (tmp_path / "first.wav").read_bytes() == (tmp_path / "second.wav").read_bytes()
     assert soundfile.read(tmp_path / "first.wav")[0].shape == (1000, 2)
+
+
+def test_a_file_that_is_no_stem_is_not_replaced_though_it_comes_meanwhile(tmp_path):
+    with stem_set(tmp_path / "mix", 1, info("FLOAT"), overwrite=True) as stems:
+        stems.write(np.zeros((2, 10)), np.zeros((1, 2, 10)))
+        (tmp_path / "mix" / "source1.wav").write_text("mine")
+        with pytest.raises(
+            SeparatorError, match=r"source1\.wav is no wav file, so it is not replaced; move it"
+        ):
+            stems.publish()
+    assert [path.name for path in (tmp_path / "mix").iterdir()] == ["source1.wav"]
+    assert (tmp_path / "mix" / "source1.wav").read_text() == "mine"

@@ -199,7 +199,7 @@ def test_a_mixture_has_the_levels_that_were_asked_for():
 def test_the_mixture_is_the_sum_of_two_to_four_different_sounds():
     parts = [(name, 0.0) for name in sample_sounds()]
     for wrong in (parts[:1], parts[:5]):
-        with pytest.raises(SeparatorError, match=f"{len(wrong)} sounds picked; pick 2 to 4"):
+        with pytest.raises(SeparatorError, match=rf"{len(wrong)} sounds? picked; pick 2 to 4"):
             mix_sounds(wrong)
     with pytest.raises(SeparatorError, match="river is picked more than once"):
         mix_sounds([("river", 0.0), ("bell", 0.0), ("river", -6.0)])
@@ -242,6 +242,15 @@ def test_a_limit_is_a_number_above_0(value, capsys):
         main(["--max-seconds", value])
     assert caught.value.code == 2
     assert "--max-seconds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "65536", "x"])
+def test_a_port_is_a_number_that_can_be_listened_on(value, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--port", value])
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("separate-demo: error: argument --port: ")
 
 
 def test_help_comes_without_gradio_and_torch():

@@ -21,7 +21,14 @@ from separator.audio import AudioInfo
 from separator.formats import CODINGS, MP3_RATES, Coding, choose_coding
 from separator.naming import FORMATS, StemNames
 from separator.stems import StemSet
-from separator.writing import TEMPORARY, AudioWriter, remove_unfinished, wav_container, write_audio
+from separator.writing import (
+    TEMPORARY,
+    AudioWriter,
+    holds_sound,
+    remove_unfinished,
+    wav_container,
+    write_audio,
+)
 
 INFO = AudioInfo(Path("mix.wav"), 48_000, 2, 20_000, "WAV", "PCM_16")
 ALL = [(form, subtype) for form, subtypes in CODINGS.items() for subtype in subtypes]
@@ -370,3 +377,40 @@ def test_the_same_stems_have_the_same_bytes_in_other_formats_too(tmp_path, form,
         (tmp_path / name / "mix" / f"source1.{form}").read_bytes() for name in ("first", "second")
     )
     assert first == second
+
+
+@pytest.mark.parametrize(
+    ("coding", "shape"),
+    [
+        (Coding("wav", "PCM_U8"), (2, 1)),
+        (Coding("wav", "DOUBLE"), (9, 100)),
+        (Coding("flac", "PCM_24"), (2, 100)),
+        (Coding("mp3", "MPEG_LAYER_III"), (1, 1)),
+        (Coding("ogg", "VORBIS"), (2, 100)),
+        (Coding("ogg", "OPUS"), (1, 100)),
+    ],
+)
+def test_what_is_written_is_known_as_sound(tmp_path, coding, shape):
+    path = tmp_path / f"a{coding.extension}"
+    with AudioWriter(path, 16_000, shape, coding) as writer:
+        writer.write(np.zeros(shape))
+        writer.finish()
+        writer.publish(path)
+    assert holds_sound(path)
+    for extension in FORMATS:
+        other = tmp_path / f"b.{extension}"
+        other.write_bytes(path.read_bytes())
+        assert holds_sound(other) == (other.suffix == path.suffix)
+
+
+@pytest.mark.parametrize("extension", FORMATS)
+def test_what_is_no_sound_is_known_as_such(tmp_path, extension):
+    path = tmp_path / f"a.{extension}"
+    assert not holds_sound(path)
+    rng = np.random.default_rng(0)
+    for content in (b"", b"plain words, no sound\n" * 20, bytes(5000), b"RIFF\0\0\0\0WAVE", rng.bytes(5000)):
+        path.write_bytes(content)
+        assert not holds_sound(path)
+    path.unlink()
+    path.mkdir()
+    assert not holds_sound(path)

@@ -27,7 +27,7 @@ from separator.augmentation import SAMPLE_RATE, Samples, crop, loop, room_respon
 from separator.console import Counter
 from separator.datasets import AMBIENCE, Bank, place_clips
 from separator.errors import SeparatorError
-from separator.script import exit_status, natural, positive
+from separator.script import Parser, exit_status, natural, positive
 
 HERE = Path(__file__).resolve().parent
 LENGTH = 10 * SAMPLE_RATE
@@ -252,9 +252,7 @@ def _rms(waveform: Samples) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the set; 0 when it is complete, 1 with one line on stderr when it is not."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", type=natural, default=2000, metavar="N", help="examples of the split")
     parser.add_argument("--validation", type=natural, default=100, metavar="N")
     parser.add_argument("--eval", type=natural, default=300, metavar="N")

@@ -15,7 +15,7 @@ from pathlib import Path
 from separator.console import Counter
 from separator.downloads import RemoteFile, bytes_to_fetch, check_space, fetch, read_zenodo_record, unpack
 from separator.fuss import FUSS_SPLITS, check_fuss_split
-from separator.script import exit_status
+from separator.script import Parser, counted, exit_status
 
 HERE = Path(__file__).resolve().parent
 RECORD = "https://zenodo.org/api/records/3743844"
@@ -49,7 +49,8 @@ def check(versions: Sequence[str], output: Path) -> list[str]:
         for split, n_examples in FUSS_SPLITS.items():
             found = check_fuss_split(output / version, split, n_examples=n_examples)
             problems += [f"{version}: {line}" for line in found]
-            print(f"{version}/{split}: {len(found) or 'no'} problems", file=sys.stderr, flush=True)
+            said = counted(len(found), "problem") if found else "no problems"
+            print(f"{version}/{split}: {said}", file=sys.stderr, flush=True)
     return problems
 
 
@@ -73,9 +74,7 @@ def _megabytes(label: str):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prepare the data; 0 when all of it is there, 1 with what is not on stderr."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--versions", nargs="+", choices=list(ARCHIVES), default=list(ARCHIVES))
     parser.add_argument("--output", type=Path, default=HERE, help="where ssdata/ and ssdata_reverb/ go")
     parser.add_argument("--download", type=Path, default=HERE / "download", help="folder of the archives")

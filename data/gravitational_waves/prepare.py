@@ -14,7 +14,7 @@ from pathlib import Path
 
 from separator.benchmarks.gw_data import make_part, write_part
 from separator.benchmarks.gw_waveforms import Band
-from separator.script import exit_status
+from separator.script import Parser, exit_status
 
 SAMPLE_BAND = Band(n_bins=128)
 N_SAMPLE = 64
@@ -22,9 +22,7 @@ N_SAMPLE = 64
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make what is asked for; tell the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", type=Path, nargs="?", metavar="EXPERIMENT.toml")
     parser.add_argument("--sample", type=Path, metavar="FILE", help="write the sample of the tests")
     options = parser.parse_args(arguments)

@@ -34,7 +34,7 @@ from splits import assign_splits, held_out
 from unpack import Recording, file_sha256, read_package
 
 from separator.errors import SeparatorError
-from separator.script import exit_status
+from separator.script import Parser, counted, exit_status
 
 HERE = Path(__file__).resolve().parent
 SAMPLE_RATE = 16000
@@ -185,7 +185,9 @@ def build_bank(
             done_bytes += int(packages[name]["deb_bytes"])
             elapsed = time.monotonic() - started
             left = elapsed * (total_bytes - done_bytes) / done_bytes
-            _progress(f"[{number}/{len(by_package)}] {name}: {len(clips)} clips, about {left:.0f} s left")
+            _progress(
+                f"[{number}/{len(by_package)}] {name}: {counted(len(clips), 'clip')}, about {left:.0f} s left"
+            )
         else:
             total_bytes -= int(packages[name]["deb_bytes"])
             _progress(f"[{number}/{len(by_package)}] {name}: done before")
@@ -293,7 +295,7 @@ def _report_lines(report: dict[str, object]) -> Iterator[str]:
             parts = ", ".join(f"{name} {value}" for name, value in classes.items())
             yield f"{split}: {sum(classes.values()):.1f} min ({parts})"
     if isinstance(dropped, dict):
-        yield f"{report['clips']} clips kept, {len(dropped)} dropped (listed in bank.json):"
+        yield f"{counted(report['clips'], 'clip')} kept, {len(dropped)} dropped (listed in bank.json):"
         for reason, count in Counter(dropped.values()).most_common(8):
             yield f"  {count}: {reason}"
 
@@ -326,9 +328,7 @@ def _where(clip: Clip) -> tuple[str, str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one step of the preparation; 0 when it is complete, 1 with one line on stderr when it is not."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", nargs="?", default="bank", choices=STEPS)
     parser.add_argument("--packages", type=Path, default=HERE / "packages", help="folder of the .deb files")
     parser.add_argument("--bank", "--output", type=Path, default=HERE / "bank", help="folder of the bank")

@@ -6,7 +6,6 @@ Every way is repeated until enough of its runs were quiet (see QUIET), but no mo
 quietest count.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -26,7 +25,7 @@ import soundfile
 from distributed import LocalCluster
 
 from separator.report import format_table, update_tables
-from separator.script import exit_status, positive
+from separator.script import Parser, exit_status, positive
 from separator.training import environment
 
 HERE = Path(__file__).parent
@@ -58,7 +57,7 @@ Way = Callable[[Path, Path], float]
 
 def main() -> None:
     """Measure and write it down."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--files", type=positive, default=200)
     parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--turns", type=positive, default=9)

@@ -29,7 +29,7 @@ import torch
 
 from separator import Separator, SeparatorError
 from separator.network import NetworkConfig, SeparationNetwork
-from separator.script import exit_status, positive
+from separator.script import Parser, exit_status, positive
 from separator.training import environment
 
 HERE = Path(__file__).parent
@@ -177,7 +177,7 @@ def _forward(stream: IO[str], lines: "Queue[str | None]") -> None:
 
 def main() -> None:
     """Try mutated files and write down what became of them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--files", type=positive, default=10_000)
     parser.add_argument("--work", nargs=3, metavar=("FOLDER", "FIRST", "LAST"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -25,7 +25,7 @@ from separator.fuss import read_fuss_examples
 from separator.network import NetworkConfig
 from separator.peers import ConvTasNetConfig, n_parameters
 from separator.run_folder import load_best
-from separator.script import exit_status, positive
+from separator.script import Parser, exit_status, positive
 from separator.training import environment, new_state
 from separator.training_recipe import TrainingConfig, read_recipe
 
@@ -34,9 +34,7 @@ HERE = Path(__file__).resolve().parent
 
 def main() -> None:
     """Parse the command line, separate, time and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="folder of the product's network")
     parser.add_argument("--ours", type=Path, default=HERE / "separator_hour.toml", help="its recipe")
     parser.add_argument("--peer", type=Path, default=HERE / "conv_tasnet_hour.toml", help="the peer's recipe")

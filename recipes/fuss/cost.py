@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from separator.distributed import World
 from separator.fuss_mixing import FussMixtures
 from separator.objectives import objective_of
-from separator.script import exit_status, positive
+from separator.script import Parser, exit_status, positive
 from separator.training import Trainee, environment, new_state
 from separator.training_recipe import TrainingConfig, read_recipe
 
@@ -28,9 +28,7 @@ HERE = Path(__file__).resolve().parent
 
 def main() -> None:
     """Parse the command line, measure and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path, nargs="?", default=HERE / "separator.toml")
     parser.add_argument("--data", type=Path, default=HERE.parents[1] / "data/fuss/ssdata")
     parser.add_argument("--steps", type=positive, default=3, help="that are timed a stage, after one more")

@@ -32,7 +32,7 @@ from separator.report import (
     write_report,
     write_scores,
 )
-from separator.script import exit_status, natural, positive
+from separator.script import Parser, exit_status, natural, number, positive
 
 HERE = Path(__file__).resolve().parent
 
@@ -91,9 +91,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate; 0 when the results are written, 1 with one line on stderr when they are not."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     scored = parser.add_mutually_exclusive_group()
     scored.add_argument("--model", help="name or folder of a model")
     scored.add_argument("--baseline", choices=list(BASELINES))
@@ -124,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _level(text: str) -> float:
     """Parse a level in dB."""
-    value = float(text)
+    value = number(text)
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text} is no level in dB")
     return value

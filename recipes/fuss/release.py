@@ -15,7 +15,7 @@ from separator.errors import SeparatorError
 from separator.fuss import read_fuss_examples
 from separator.network import NetworkConfig
 from separator.run_folder import load_best
-from separator.script import exit_status, positive
+from separator.script import Parser, exit_status, positive
 from separator.settings import settings_from
 from separator.training import new_state
 from separator.training_recipe import TrainingConfig, read_recipe
@@ -25,9 +25,7 @@ HERE = Path(__file__).parent
 
 def main() -> None:
     """Parse the command line, calibrate and save."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path, nargs="?", default=HERE / "separator.toml")
     parser.add_argument(
         "--run-folder", type=Path, help="run folder (default: runs/<recipe name> beside the recipe)"

@@ -14,7 +14,7 @@ import torch
 
 from separator.benchmarks.gw_data import make_part
 from separator.benchmarks.gw_waveforms import Band
-from separator.script import exit_status, positive
+from separator.script import Parser, exit_status, positive
 from separator.training import environment
 
 N_BINARIES = 2048
@@ -23,9 +23,7 @@ N_SOURCES = 3  # of a mixture of one to five, in the mean
 
 def main() -> None:
     """Parse the command line, simulate and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()

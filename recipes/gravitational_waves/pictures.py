@@ -23,7 +23,7 @@ from separator.benchmarks.gw_training import BinarySetting, inferred, load_train
 from separator.benchmarks.gw_waveforms import YEAR
 from separator.benchmarks.kinds import KINDS
 from separator.report import pyplot
-from separator.script import exit_status, natural
+from separator.script import Parser, exit_status, natural
 
 HERE = Path(__file__).parent
 N_SOURCES = 3
@@ -39,9 +39,7 @@ LABELS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the first test mixture of three sources that is counted right; tell the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", type=Path, nargs="?", default=HERE / "recipe.toml")
     parser.add_argument("--method", default="evidence_quadratic")
     parser.add_argument("--seed", type=natural, default=0)

@@ -21,7 +21,7 @@ import librosa
 import numpy as np
 import soundfile
 
-from separator.script import exit_status
+from separator.script import Parser, exit_status
 
 HERE = Path(__file__).parent
 SAMPLE = HERE.parents[1] / "data/samples/mix3.wav"
@@ -30,7 +30,7 @@ KINDS = {"mono": (16_000, 1), "stereo": (44_100, 2)}
 
 def main() -> None:
     """Measure cases, each in a process of its own."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="KIND:MINUTES")
     parser.add_argument("--separate", nargs=2, metavar=("FILE", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

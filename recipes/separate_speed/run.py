@@ -4,7 +4,6 @@ python recipes/separate_speed/run.py
 python recipes/separate_speed/run.py --tables    # only README.md, from the results there are
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import soundfile
 
 from separator import Separator
 from separator.report import format_table, update_tables
-from separator.script import exit_status
+from separator.script import Parser, exit_status
 from separator.training import environment
 
 HERE = Path(__file__).parent
@@ -36,7 +35,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 def main() -> None:
     """Measure everything and write it down."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", action="store_true", help="measure nothing, write the tables")
     if not parser.parse_args().tables:
         measure_all()

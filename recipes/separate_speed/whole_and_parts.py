@@ -6,7 +6,6 @@ Every mixture is made of the sources of one evaluation example. Each source is r
 at either end, with a period of its own, so that no ten seconds are like others, and sounds in all of them.
 """
 
-import argparse
 import json
 import sys
 import time
@@ -19,7 +18,7 @@ from torch import Tensor
 from separator import Separator
 from separator.fuss import Example, read_fuss_examples
 from separator.metrics import match_strict
-from separator.script import exit_status, natural, positive
+from separator.script import Parser, exit_status, natural, positive
 from separator.training import environment
 
 HERE = Path(__file__).parent
@@ -33,7 +32,7 @@ LONGEST_PERIOD = 0.9  # of a part: every source sounds in every part
 
 def main() -> None:
     """Measure and write it down."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--mixtures", type=Path, default=MIXTURES)
     parser.add_argument("--count", type=positive, default=24, help="mixtures (default: %(default)s)")
     parser.add_argument("--seed", type=natural, default=0)

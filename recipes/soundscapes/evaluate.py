@@ -17,7 +17,7 @@ from separator.evaluation import evaluate, evaluate_baselines
 from separator.fuss import read_fuss_examples
 from separator.outputs import ModelOutputs
 from separator.report import write_report
-from separator.script import exit_status, positive
+from separator.script import Parser, exit_status, positive
 
 HERE = Path(__file__).parent
 SLOW_EXAMPLES = 120
@@ -26,9 +26,7 @@ BSSEVAL_EXAMPLES = 20
 
 def main() -> None:
     """Parse the command line, evaluate and write the results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="soundscapes", help="name or folder of a model")
     parser.add_argument("--name", help="of the result file (default: the model's name)")
     parser.add_argument("--mixtures", type=Path, default=HERE.parents[1] / "data/soundscapes/mixtures")

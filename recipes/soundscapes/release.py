@@ -23,7 +23,7 @@ from separator.errors import SeparatorError
 from separator.fuss import read_fuss_examples
 from separator.network import NetworkConfig, SeparationNetwork
 from separator.run_folder import TrainingState, load_state, take_weights
-from separator.script import exit_status, positive
+from separator.script import Parser, exit_status, positive
 from separator.settings import plain, settings_from
 from separator.training import mean_weights, new_state
 from separator.training_recipe import TrainingConfig, mixing_config, read_recipe
@@ -33,9 +33,7 @@ HERE = Path(__file__).parent
 
 def main() -> None:
     """Parse the command line, calibrate and save."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path, nargs="?", default=HERE / "recipe.toml")
     parser.add_argument("--mechanism", help="slot attention mechanism (default: the recipe's)")
     parser.add_argument(

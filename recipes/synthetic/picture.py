@@ -19,7 +19,7 @@ from separator.benchmarks.kinds import KINDS
 from separator.benchmarks.tasks import TEST_OFFSET
 from separator.benchmarks.trainer import Setting, TrainedModel
 from separator.report import pyplot
-from separator.script import exit_status
+from separator.script import Parser, exit_status
 
 HERE = Path(__file__).parent
 SEED = 0
@@ -28,9 +28,7 @@ N_SOURCES = 3
 
 def main() -> None:
     """Train, pick the first test mixture of three sources, draw."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("epochs", "n-train"):
         parser.add_argument(f"--{name}", type=int, help="instead of the quick check's")
     parser.add_argument("--output", type=Path, default=HERE / "results/attention.png")

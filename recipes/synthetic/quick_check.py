@@ -16,7 +16,7 @@ from separator.benchmarks.experiments import read_experiment
 from separator.benchmarks.kinds import KINDS
 from separator.benchmarks.running import run_experiment
 from separator.benchmarks.tables import summary_table
-from separator.script import exit_status
+from separator.script import Parser, exit_status
 
 HERE = Path(__file__).parent
 FACTOR = 0.5
@@ -24,9 +24,7 @@ FACTOR = 0.5
 
 def main() -> int:
     """Train both, print both, compare."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("epochs", "n-train"):
         parser.add_argument(f"--{name}", type=int, help="instead of the experiment's")
     options = parser.parse_args()

@@ -10,16 +10,14 @@ import time
 import torch
 
 from separator.benchmarks import train_synthetic
-from separator.script import exit_status
+from separator.script import Parser, exit_status
 
 METHODS = ("vanilla", "sequential", "evidence_linear")
 
 
 def main() -> None:
     """Train, and print how often two slots look at the same place."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--n-train", type=int, default=5000)
     options = parser.parse_args()

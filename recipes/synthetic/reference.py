@@ -27,7 +27,7 @@ from separator.benchmarks import TASKS
 from separator.benchmarks.evaluation import measure
 from separator.benchmarks.tasks import TEST, TRAIN
 from separator.benchmarks.trainer import Setting
-from separator.script import exit_status, natural, positive
+from separator.script import Parser, exit_status, natural, positive
 from separator.training import environment
 
 RESULTS = Path(__file__).parent / "results/reference.jsonl"
@@ -37,9 +37,7 @@ N_SLOTS = 5
 
 def main() -> None:
     """Parse the command line and run what has no record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=list(TASKS), default="sinusoids")
     parser.add_argument("--methods", nargs="+", default=["evidence_linear", "evidence_quadratic"])
     parser.add_argument("--seeds", nargs="+", type=natural, default=[0, 1, 2, 3, 4])

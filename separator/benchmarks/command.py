@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from separator.script import exit_status
+from separator.script import Parser, exit_status
 
 HELP = """
 Progress is written to stderr, the table of the records to stdout. It may be killed at any time: the same
@@ -59,7 +59,7 @@ def run_command(
 def _parse(
     description: str | None, results: Path, experiment: Path | None, arguments: Sequence[str] | None
 ) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description=(description or "") + HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(

@@ -17,6 +17,7 @@ from torch import Tensor
 from separator.benchmarks.tasks import TEST, Mixtures
 from separator.errors import SeparatorError
 from separator.fuss import read_fuss_examples
+from separator.script import counted
 
 SILENT_POWER = 1e-6  # mean square up to which a source is silent
 SPECTRUM_SAMPLES = 2048
@@ -63,7 +64,8 @@ def read_mixtures(folder: Path, split: str, n: int, n_samples: int, max_sources:
     for example in read_fuss_examples(folder, split):
         if example.mixture.shape[0] < max(n_samples, SPECTRUM_SAMPLES):
             raise SeparatorError(
-                f"{example.name} has {example.mixture.shape[0]} samples; the task reads {n_samples=}"
+                f"{example.name} has {counted(example.mixture.shape[0], 'sample')}; "
+                f"the task reads {n_samples=}"
             )
         sources = example.sources[:, :n_samples]
         sources = sources[sources.square().mean(1) > SILENT_POWER]

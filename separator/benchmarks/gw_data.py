@@ -33,6 +33,7 @@ from separator.benchmarks.gw_waveforms import (
     waveforms,
 )
 from separator.errors import SeparatorError
+from separator.script import counted
 
 QUIETEST, LOUDEST = 7.0, 7.0 * 10**1.5
 DOMINANT_FROM = 7.0 * 10.0
@@ -64,15 +65,15 @@ class Population:
             raise SeparatorError(f"max_sources={self.max_sources} is not positive; pass at least 1")
         if self.spread_bins < self.max_sources:
             raise SeparatorError(
-                f"spread_bins={self.spread_bins} is too narrow for {self.max_sources} sources; "
+                f"spread_bins={self.spread_bins} is too narrow for {counted(self.max_sources, 'source')}; "
                 f"pass at least one bin a source"
             )
         needed = self.spread_bins + 2 * self.band.half_width
         if self.band.n_bins < needed:
             raise SeparatorError(
-                f"n_bins={self.band.n_bins} is too narrow for {self.max_sources} sources over "
-                f"{self.spread_bins} bins, each {self.band.half_width} bins wide to each side; "
-                f"pass at least {needed + needed % 2}"
+                f"n_bins={self.band.n_bins} is too narrow for {counted(self.max_sources, 'source')} over "
+                f"{counted(self.spread_bins, 'bin')}, each {counted(self.band.half_width, 'bin')} wide "
+                f"to each side; pass at least {needed + needed % 2}"
             )
 
 
@@ -118,7 +119,7 @@ def _neighbours(bank: Bank, population: Population, unit: Tensor) -> Tensor:
     edges = torch.cat([start, start + population.spread_bins], 1)
     first, after = torch.searchsorted(frequency, edges).unbind(1)  # [B]
     if not bool((after > first).all()):
-        raise SeparatorError(f"a bank of {len(frequency)} binaries leaves windows empty; pass more")
+        raise SeparatorError(f"too small a bank ({len(frequency)}) leaves windows empty; pass more binaries")
     return first[:, None] + (unit[:, 1:] * (after - first)[:, None]).long()
 
 

@@ -20,6 +20,7 @@ from separator.attention.base import Mechanism
 from separator.benchmarks.gw_data import CHANNELS
 from separator.benchmarks.gw_waveforms import PARAMETERS
 from separator.errors import SeparatorError
+from separator.script import counted
 
 INFERRED = ("frequency", "drift", "log_amplitude", "longitude", "sin_latitude")
 """What the posterior is over; orientation and phase are marginalised."""
@@ -59,7 +60,9 @@ class BandTokenizer(nn.Module):
         if n_tokens < 1 or n_bins % n_tokens:
             raise SeparatorError(f"{n_tokens=} does not divide the {n_bins} bins of the band; pass a divisor")
         if n_bins // n_tokens % 2:
-            raise SeparatorError(f"{n_tokens=} makes chunks of {n_bins // n_tokens} bins; pass an even size")
+            raise SeparatorError(
+                f"{n_tokens=} makes chunks of {counted(n_bins // n_tokens, 'bin')}; pass an even size"
+            )
         self.n_tokens = n_tokens
         self.register_buffer("window", torch.hann_window(2 * n_bins // n_tokens))
         n_features = CHANNELS * PARTS * (n_bins // n_tokens)

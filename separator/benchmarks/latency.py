@@ -14,6 +14,7 @@ from separator.attention import build_mechanism
 from separator.attention.base import Mechanism
 from separator.benchmarks.records import Record
 from separator.errors import SeparatorError
+from separator.script import counted
 
 RANDOM_TOKENS = "random_tokens"
 AXES = ("n_slots", "n_tokens", "d_model")
@@ -65,7 +66,9 @@ def scaling_exponents(points: Sequence[Mapping[str, float]], times: Sequence[flo
     """
     rows = np.array([[1.0, *(math.log(point[axis]) for axis in AXES)] for point in points])
     if np.linalg.matrix_rank(rows) < rows.shape[1]:
-        raise SeparatorError(f"{len(points)} points do not vary in each of {', '.join(AXES)}; measure more")
+        raise SeparatorError(
+            f"{counted(len(points), 'point')} without a change in each of {', '.join(AXES)}; measure more"
+        )
     solution = np.linalg.lstsq(rows, np.log(np.asarray(times, float)), rcond=None)[0]
     return dict(zip(AXES, solution[1:].tolist(), strict=True))
 

@@ -13,6 +13,7 @@ from separator.attention import SlotAttentionOutput, build_mechanism
 from separator.attention.base import Mechanism
 from separator.benchmarks.methods import mechanism_of
 from separator.errors import SeparatorError
+from separator.script import counted
 
 TOKENIZER_TYPES = ("fft", "direct")
 EXISTENCE_WIDTH = 32
@@ -46,7 +47,7 @@ class ChunkTokenizer(nn.Module):
             raise SeparatorError(f"unknown {tokenizer_type=}; choose {choices}")
         if n_tokens < 1 or n_samples % n_tokens:
             raise SeparatorError(
-                f"{n_tokens=} does not divide the {n_samples} samples of a signal; pass a divisor of them"
+                f"{n_tokens=} does not divide the {counted(n_samples, 'sample')} of a signal; pass a divisor"
             )
         self.n_samples = n_samples
         self.n_tokens = n_tokens
@@ -59,7 +60,8 @@ class ChunkTokenizer(nn.Module):
         """Return what the projection reads of signals [..., N], a fixed map: [..., L, F]."""
         if signals.shape[-1] != self.n_samples:
             raise SeparatorError(
-                f"signals of {signals.shape[-1]} samples do not fit; the model reads {self.n_samples}"
+                f"signals of {counted(signals.shape[-1], 'sample')} do not fit; "
+                f"the model reads {self.n_samples}"
             )
         chunks: Tensor = signals.unflatten(-1, (self.n_tokens, -1))
         if self.tokenizer_type == "direct":

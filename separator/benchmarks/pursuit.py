@@ -16,6 +16,7 @@ from torch import Tensor
 from separator.benchmarks.model import Prediction
 from separator.benchmarks.tasks import AMPLITUDE_NAME, PHASE_NAME, Mixtures, Task, task_of
 from separator.errors import SeparatorError
+from separator.script import counted
 
 GRID_POINTS = {
     1: (321,),
@@ -46,7 +47,7 @@ def pursue(task: Task, mixtures: Mixtures, n_slots: int, n_tokens: int) -> Predi
     n_samples = mixtures.signals.shape[1]
     if n_samples % n_tokens:
         raise SeparatorError(
-            f"{n_tokens=} does not divide the {n_samples} samples of a signal; pass a divisor"
+            f"{n_tokens=} does not divide the {counted(n_samples, 'sample')} of a signal; pass a divisor"
         )
     atoms = _atoms(task.name, n_samples)
     parts = [_pursue(task, atoms, signals, n_slots) for signals in mixtures.signals.split(BATCH)]

@@ -21,6 +21,7 @@ from separator.benchmarks.experiments import Cell, Experiment, Kind, call_of
 from separator.benchmarks.records import Record, add_records, identity, read_records
 from separator.cluster import require_dask
 from separator.errors import SeparatorError
+from separator.script import counted
 from separator.training import environment
 
 MAX_DEATHS = 3
@@ -105,7 +106,7 @@ def other_budgets(cells: Sequence[Cell], records: Sequence[Record], name: str) -
             words = ", ".join(f"{key} {record['budget'][key]}, not {budget.get(key)}" for key in keys)
             counts[words] = counts.get(words, 0) + 1
     return [
-        f"{count} records of {name} have another budget ({words}): kept, not used"
+        f"{counted(count, 'record')} of {name} with another budget ({words}): kept, not used"
         for words, count in counts.items()
     ]
 
@@ -148,7 +149,7 @@ class Progress:
         self.n_done = self.n_before
         self.start = self.last = time.monotonic()
         if self.n_before:
-            self.say(f"{self.n_before} of {self.n_runs} runs have records already")
+            self.say(f"records of {self.n_before} of {counted(self.n_runs, 'run')} are there already")
 
     def add(self, n_runs: int) -> None:
         """Count finished runs."""
@@ -179,7 +180,9 @@ class Progress:
         self.last = time.monotonic()
         share = n_done / self.n_runs
         left = (self.last - self.start) / max(n_done - self.n_before, 1e-9) * (self.n_runs - n_done)
-        line = f"{self.n_done} of {self.n_runs} runs, {100 * share:.0f} %, {_clock(left)} left{doing}"
+        line = (
+            f"{self.n_done} of {counted(self.n_runs, 'run')}, {100 * share:.0f} %, {_clock(left)} left{doing}"
+        )
         open_end = self._terminal() and self.n_done < self.n_runs
         self.stream.write(f"\r\x1b[K{line}" if self._terminal() else line)
         self.stream.write("" if open_end else "\n")

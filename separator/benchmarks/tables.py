@@ -10,6 +10,7 @@ from separator.benchmarks.experiments import Cell, Experiment, Kind
 from separator.benchmarks.latency import AXES, scaling_exponents
 from separator.benchmarks.records import Record, identity
 from separator.report import format_table
+from separator.script import counted
 
 OUTSIDE = " †"
 N_DEVIATIONS = 2.0
@@ -48,12 +49,11 @@ class Results:
         clock, cpu = (sum(r[key] for r in self.records) / 60 for key in ("seconds", "cpu_seconds"))
         machines = {_machine(record) for record in self.records}
         dates = sorted({record["date"] for record in self.records})
-        partly = (
-            "" if len(self.records) == self.n_runs else f"**{len(self.records)} of {self.n_runs} runs**; "
-        )
+        done = len(self.records)
+        partly = "" if done == self.n_runs else f"**{done} of {counted(self.n_runs, 'run')}**; "
         took = f"{cpu:.1f} CPU minutes ({clock:.1f} by the clock) of {' and '.join(sorted(machines))}"
         when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
-        return f"{partly}{seeds} seed{'s' * (seeds > 1)}; {budget}; {took}, {when}."
+        return f"{partly}{counted(seeds, 'seed')}; {budget}; {took}, {when}."
 
 
 def select(experiment: Experiment, kind: Kind, records: Sequence[Record]) -> Results:
@@ -203,5 +203,5 @@ def _has(record: Record, key: str, value: Any) -> bool:
 
 def _machine(record: Record) -> str:
     where = record["environment"]
-    threads = f"{where['threads']} thread{'s' * (where['threads'] > 1)}"
-    return f"{where['processor']} ({where['cores']} cores, {threads} a run, torch {where['torch']})"
+    cores, threads = counted(where["cores"], "core"), counted(where["threads"], "thread")
+    return f"{where['processor']} ({cores}, {threads} a run, torch {where['torch']})"
