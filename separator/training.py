@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
 
 from separator.augmentation import SAMPLE_RATE
 from separator.checkpoint import check_model, load_model
@@ -62,7 +63,6 @@ def train(
         SeparatorError: ``start_from`` or the run folder is not of this network, or the data are not there.
     """
     world = world or World()
-    objective = objective_of(config.network)
     state = new_state(config, world)
     if start_from is not None:
         weights = _weights_for(state.network, start_from)
@@ -71,6 +71,22 @@ def train(
     data = MIXTURES[config.data](data_directory)
     datasets = read_datasets(data, config, world)
     mixtures = list(data.validation(config.stages[-1].mixing, config.n_validation))[world.rank :: world.size]
+    _open(run_directory, state, config, _circumstances(data_directory, start_from, world), world)
+    say = say if world.is_writer else lambda _: None
+    say(f"{run_directory}: from step {state.step}")
+    if not _is_done(state, config):
+        _run(run_directory, state, config, datasets, mixtures, world, say)
+    return state.average.eval()
+
+
+def _open(
+    run_directory: Path,
+    state: TrainingState,
+    config: TrainingConfig,
+    circumstances: Mapping[str, Any],
+    world: World,
+) -> None:
+    """Make the run folder, or go on from its state."""
     if world.is_writer:
         run_directory.mkdir(parents=True, exist_ok=True)
     world.wait()
@@ -79,42 +95,46 @@ def train(
     world.wait()  # nobody writes while another reads
     if world.is_writer:
         cut_log(run_directory, state.step)
-        circumstances = _circumstances(data_directory, start_from, world)
         write_config(run_directory, {**dataclasses.asdict(config), **circumstances}, state.step)
-        say(f"{run_directory}: from step {state.step}")
+
+
+def _run(
+    run_directory: Path,
+    state: TrainingState,
+    config: TrainingConfig,
+    datasets: Sequence[Dataset[dict[str, Tensor]]],
+    mixtures: Sequence[Tensor],
+    world: World,
+    say: Callable[[str], None],
+) -> None:
+    """Take the steps that are left, and log, validate and save at their times."""
+    objective = objective_of(config.network)
     trainee = Trainee(state, config, objective, world)
     clock = Clock(state.processor_seconds)
-    if _is_done(state, config):
-        return state.average.eval()
     for stage, parts in clock.waited(batches(datasets, config, state.step)):
         trainee.step(stage, parts)
         if config.minutes is not None:
             state.processor_seconds = clock.processor_seconds(world)
         done = _is_done(state, config)
         if state.step % config.log_every == 0 or done:
-            record = {
-                "step": state.step,
-                "examples": trainee.n_examples,
-                **clock.read(world),
-                **trainee.means(),
-            }
+            figures = {"step": state.step, "examples": trainee.n_examples}
+            record = {**figures, **clock.read(world), **trainee.means()}
             if world.is_writer:
                 log(run_directory, record)
-                say(_progress(state, config, record))
+            say(_progress(state, config, record))
         if state.step % config.validate_every == 0 or done:
             found = validate(objective, state.average, mixtures, world)
             if world.is_writer:
                 log(run_directory, {"step": state.step, "validation": found})
-                say(f"validation {found}")
                 keep_best(state, next(found[n] for n in objective.best_by if n in found), run_directory)
+            say(f"validation {found}")
         if state.step % config.save_every == 0 or done:
             state.processor_seconds = clock.processor_seconds(world)
             if world.is_writer:
                 save_state(state, run_directory)
             world.wait()
         if done:
-            break
-    return state.average.eval()
+            return
 
 
 def _circumstances(data_directory: Path, start_from: str | Path | None, world: World) -> dict[str, Any]:
