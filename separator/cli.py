@@ -115,6 +115,7 @@ def _add_outputs(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--output",
         dest="output_dir",
+        type=_folder,
         default="separated",
         metavar="DIR",
         help="folder for the results (default: %(default)s)",
@@ -137,7 +138,9 @@ def _add_outputs(group: argparse._ArgumentGroup) -> None:
     existing = group.add_mutually_exclusive_group()
     existing.add_argument("--overwrite", action="store_true", help="replace the stems of an earlier run")
     existing.add_argument(
-        "--skip-existing", action="store_true", help="leave out inputs that have stems already"
+        "--skip-existing",
+        action="store_true",
+        help="leave out inputs that have stems already; those without a residual are made again",
     )
     group.add_argument("--plot", action="store_true", help="save a picture, separation.png, beside the stems")
 
@@ -251,6 +254,11 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
     errors = [*found.errors, *chosen.errors]
     for error in errors:
         console.error(error)
+    for item in chosen.inputs:
+        if item.overwrite and not arguments.overwrite:
+            console.warning(
+                f"{item.path} has stems without a residual, as a run broken off leaves them; made again"
+            )
     n_done, n_failed = 0, len(errors)
     if chosen.inputs:
         with closing(_outcomes(chosen.inputs, arguments, console)) as outcomes:
@@ -344,6 +352,13 @@ def _probability(text: str) -> float:
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not from 0 to 1")
     return value
+
+
+def _folder(text: str) -> str:
+    """Parse the name of a folder: an empty one, such as a variable that is not set, is none."""
+    if not text:
+        raise argparse.ArgumentTypeError("'' is no folder")
+    return text
 
 
 def _seconds(text: str) -> float:

@@ -117,7 +117,7 @@ def choose(
             if (other := taken.setdefault(names.residual, item)) is not item:
                 raise SeparatorError(_same_names(item, other, names.residual))
             present = names.present()
-            if skip_existing and any(f.with_suffix("") == names.residual.with_suffix("") for f in present):
+            if skip_existing and names.are_complete(present):
                 selection.left_out[EXISTING] += 1
                 continue
             for file in present:

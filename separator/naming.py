@@ -10,7 +10,7 @@ leaves the output folder.
 import os
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,10 +141,14 @@ class StemNames:
                 raise SeparatorError(f"{file} is a folder where a stem would be; remove it")
         if present and not overwrite:
             names = ", ".join(file.name for file in present)
+            keep = ", --skip-existing to keep them" if self.are_complete(present) else ""
             raise SeparatorError(
-                f"{present[0].parent} holds {names}; pass --overwrite to replace, --skip-existing to keep "
-                "them, or another --output"
+                f"{present[0].parent} holds {names}; pass --overwrite to replace{keep}, or another --output"
             )
+
+    def are_complete(self, present: Iterable[Path]) -> bool:
+        """Tell whether files that are there have the residual, which is written last, among them."""
+        return any(file.with_suffix("") == self.residual.with_suffix("") for file in present)
 
     def _parts(self, source: str) -> list[str]:
         """Names from the output folder down, without an extension."""

@@ -142,7 +142,8 @@ class StemSet:
     def publish(self) -> tuple[list[int], list[Stem], Stem]:
         """Give the files their names, sources from the most energetic on, and remove those of an earlier run.
 
-        A file among those that is not of the kind its name says stays, with a warning.
+        A warning names what is removed with nothing in its place, and what stays as it is not of the kind its
+        name says.
 
         Returns the sources' order (the estimate that became source1 first), the sources and the residual.
 
@@ -188,6 +189,8 @@ class StemSet:
                 undo.callback(path.unlink, missing_ok=True)
                 stems.append(writer.publish(path))
             undo.pop_all()
+        if gone := [path.name for path in removed if not path.exists()]:
+            self.warn(f"{removed[0].parent}: {', '.join(sorted(gone))} of an earlier run removed")
         return stems[:-1], stems[-1]
 
 

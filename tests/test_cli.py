@@ -257,20 +257,19 @@ def test_overwriting_leaves_what_is_no_sound_file_with_a_warning(run, mix, tmp_p
     for name in ("source3.wav", "source9.wav", "residual.flac", "separation.png"):
         (folder / name).write_text("my own notes")
     (folder / "source8.wav").write_bytes((folder / "source2.wav").read_bytes())
-    for options in ([], ["--quiet"]):
+    stay = [
+        f"separate: warning: {folder / name} is no {kind} file, so it stays beside the new stems"
+        for name, kind in [
+            ("residual.flac", "flac"),
+            ("separation.png", "png"),
+            ("source3.wav", "wav"),
+            ("source9.wav", "wav"),
+        ]
+    ]
+    gone = f"separate: warning: {folder}: source2.wav, source8.wav of an earlier run removed"
+    for options, said in (([], [*stay, gone]), (["--quiet"], stay)):
         status, _, err = run(mix, "--slots", 1, "--overwrite", *options)
-        assert (status, err) == (
-            0,
-            [
-                f"separate: warning: {folder / name} is no {kind} file, so it stays beside the new stems"
-                for name, kind in [
-                    ("residual.flac", "flac"),
-                    ("separation.png", "png"),
-                    ("source3.wav", "wav"),
-                    ("source9.wav", "wav"),
-                ]
-            ],
-        )
+        assert (status, err) == (0, said)
         assert (folder / "source9.wav").read_text() == "my own notes"
     assert not (folder / "source2.wav").exists()
     assert not (folder / "source8.wav").exists()
@@ -316,6 +315,7 @@ def test_digital_silence_has_no_sources_and_exit_status_zero(run, random_model, 
         ["mix.wav", "--format", "doc"],
         ["mix.wav", "--subtype", "PCM_99"],
         ["mix.wav", "--format", "ogg", "--subtype", "PCM_24"],
+        ["mix.wav", "--output", ""],
         ["mix.wav", "--filename", "{stem}"],
         ["mix.wav", "--filename", "../{source}"],
         ["mix.wav", "--filename", "{nope}/{source}"],
@@ -398,6 +398,23 @@ def test_skipping_existing_results_counts_them(run, mix, tmp_path):
     assert (status, err) == (0, ["separate: 1 done, 0 failed, 1 skipped (1 done already)"])
     assert [json.loads(line)["input"] for line in out.splitlines()] == [str(tmp_path / "other.wav")]
     assert (tmp_path / "out" / "mix" / "source1.wav").stat().st_mtime_ns == before
+
+
+def test_stems_without_a_residual_are_made_again_and_what_goes_is_named(run, mix, tmp_path):
+    folder = tmp_path / "out" / "mix"
+    folder.mkdir(parents=True)
+    soundfile.write(folder / "source9.wav", np.zeros(500), 16_000)
+    refused = run(mix)[2]
+    assert len(refused) == 1
+    assert "--overwrite" in refused[0]
+    assert "--skip-existing" not in refused[0]
+    status, _, err = run(mix, "--skip-existing", "--quiet")
+    assert status == 0
+    assert err == [
+        f"separate: warning: {mix} has stems without a residual, as a run broken off leaves them; made again",
+        f"separate: warning: {folder}: source9.wav of an earlier run removed",
+    ]
+    assert not (folder / "source9.wav").exists()
 
 
 def test_nothing_to_do_loads_no_model_and_is_no_failure(run, mix, no_model, tmp_path):

@@ -205,7 +205,10 @@ def test_a_file_is_not_separated_twice_into_the_same_folder_unless_asked(random_
     random_separator.separate_file(tmp_path / "mix.wav", tmp_path / "out")
     with pytest.raises(SeparatorError, match=r"holds residual\.wav, source1\.wav.*overwrite"):
         random_separator.separate_file(tmp_path / "mix.wav", tmp_path / "out")
-    result = random_separator.separate_file(tmp_path / "mix.wav", tmp_path / "out", n_slots=2, overwrite=True)
+    with pytest.warns(UserWarning, match=r"source3\.wav, source4\.wav of an earlier run removed"):
+        result = random_separator.separate_file(
+            tmp_path / "mix.wav", tmp_path / "out", n_slots=2, overwrite=True
+        )
     assert sorted(read_stems(tmp_path / "out" / "mix")) == ["residual", "source1", "source2"]
     assert [stem.file.name for stem in result.sources] == ["source1.wav", "source2.wav"]
 
